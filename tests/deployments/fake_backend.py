@@ -21,7 +21,7 @@ from tridentserve.models.families import FAMILIES
 from tridentserve.plans import StageSpan
 from tridentserve.requests import GenerationInputs, RequestSpec
 from tridentserve.scheduling.events import Reject
-from tridentserve.scheduling.prediction.experience import Crowding
+from tridentserve.scheduling.prediction.experience import Estimate
 from tridentserve.scheduling.prediction.predictor import Quote
 from tridentserve.scheduling.watching.cluster_state import ClusterState
 from tridentserve.stages import Stage
@@ -144,7 +144,9 @@ def _quote(spec: RequestSpec) -> Quote | Reject | None:
     if spec.shape.width == 32:
         return Reject(spec.request_id, "invalid_request", "too small")
     seconds = spec.num_inference_steps / 10
-    return None if spec.shape.width > 128 else Quote(seconds, spec.slo_s or 1.0, False, seconds, Crowding(0.0, 0.0))
+    if spec.shape.width > 128:
+        return None
+    return Quote(seconds, spec.slo_s or 1.0, False, Estimate.of_rehearsal(seconds, 0.0))
 
 
 def make_preview(spec: RequestSpec, inputs: GenerationInputs, step: int) -> PreviewUpdate:

@@ -165,7 +165,7 @@ class Scheduler:
             return effects  # it moves nobody
         effects += self._runner.send_due(now_s)
         effects += self._models.take_due()
-        return self._predictor.follow(effects) if self._predictor is not None else effects
+        return self._predictor.follow(effects, now_s) if self._predictor is not None else effects
 
     def _take_in(self, event: ev.Event, now_s: float) -> list[ev.Effect]:
         match event:
@@ -216,7 +216,7 @@ class Scheduler:
             quote = self._predictor.predict_arrival(spec, slo_s, now_s)
             if spec.on_late == "refuse" and quote is not None and quote.is_late:
                 return [ev.Reject(spec.request_id, "deadline_missed", quote.describe(), quote.seconds)]
-            self._predictor.note_arrival(spec, slo_s, now_s, quote)
+            self._predictor.note_arrival(spec, now_s, quote)
         request = Request(spec, arrival_s=now_s - spec.waited_s, slo_s=slo_s)
         self._ledger.requests[spec.request_id] = request
         self._ledger.wait(request)

@@ -16,7 +16,7 @@ from tridentserve.protocols import Assignment, ClusterView, Decisions, PendingRe
 from tridentserve.requests import RequestSpec
 from tridentserve.scheduling import events as ev
 from tridentserve.scheduling.decision_log import LogEntry, decode_entry, encode_entry, replay
-from tridentserve.scheduling.prediction.experience import Crowding, Experience
+from tridentserve.scheduling.prediction.experience import Crowding, Estimate, Experience
 from tridentserve.scheduling.prediction.predictor import Quote
 from tridentserve.scheduling.prediction.scene import SharingRules
 from tridentserve.scheduling.scheduler import Scheduler, SchedulerOptions
@@ -24,7 +24,12 @@ from tridentserve.stages import PlacementType
 from tridentserve.testing import FixedTimes, make_cluster, make_request
 
 SHARING = SharingRules(min_efficiency=0.8, horizon=0.25, spare=0.1, hopeless=1e-3, max_degree=1)
+EMPTY = Crowding(0.0, 0.0)
 KIND = ("m", make_request("x").shape, 4, 1)
+
+
+def _estimate(seconds: float, crowding: Crowding = EMPTY, degree: int = 1) -> Estimate:
+    return Estimate(seconds, degree, crowding.as_signs())
 
 
 class FirstDeadlineFirst:
@@ -133,21 +138,64 @@ def test_positions_follow_deadlines() -> None:
     assert {name: outlook.queue_position for name, outlook in outlooks.items()} == {"a": 1, "b": 0, "c": 0}
 
 
+def test_requests_that_have_ended_delay_nobody_in_a_rehearsal() -> None:
+    """The latest arrivals, which had less time, are no requests that come now."""
+    scheduler, workers, placement = _make(1)
+    engine = SimulatedEngine(scheduler, workers, placement, FixedTimes())
+    past = [(20.0 * number, make_request(f"r{number}", slo_s=10.0)) for number in range(12)]
+    now_s = past[-1][0] + 20.0
+    result = engine.run(
+        [*past, (now_s, make_request("a", slo_s=1000.0)), (now_s + 1.0, make_request("b", slo_s=1010.0))]
+    )
+    for ended in result.requests[-2:]:
+        assert ended.predicted_s == pytest.approx(ended.latency_s, rel=0.03)
+    assert result.requests[-1].latency_s > result.requests[-2].latency_s
+
+
 @given(st.floats(0.2, 5.0), st.floats(-0.4, 0.4))
 def test_experience_finds_the_ratio_and_its_growth_with_the_crowd(ratio: float, slope: float) -> None:
     experience = Experience()
     for number in range(60):
         crowding = Crowding(number % 5 / 4, 1.0)
-        experience.note(KIND, crowding, 2.0, 2.0 * ratio * (1 + slope * crowding.backlog))
+        experience.note(KIND, _estimate(2.0, crowding), 2.0 * ratio * (1 + slope * crowding.backlog))
     for backlog in (0.0, 0.5, 1.0):
         expected_s = 3.0 * ratio * (1 + slope * backlog)
-        assert experience.correct(KIND, Crowding(backlog, 1.0), 3.0) == pytest.approx(expected_s, rel=0.1)
+        assert experience.correct(KIND, _estimate(3.0, Crowding(backlog, 1.0))) == pytest.approx(expected_s, rel=0.1)
 
 
 def test_a_new_kind_begins_with_the_experience_of_its_model() -> None:
     experience, other = Experience(), ("m", make_request("y").shape, 50, 1)
     for _ in range(20):
-        experience.note(KIND, Crowding(0.0, 0.0), 1.0, 2.0)
+        experience.note(KIND, _estimate(1.0), 2.0)
     assert not experience.knows(other)
-    assert experience.correct(other, Crowding(0.0, 0.0), 10.0) == pytest.approx(20.0, rel=0.05)
-    assert experience.correct(("n", *other[1:]), Crowding(0.0, 0.0), 10.0) == 10.0
+    assert experience.correct(other, _estimate(10.0)) == pytest.approx(20.0, rel=0.05)
+    assert experience.correct(("n", *other[1:]), _estimate(10.0)) == 10.0
+
+
+def test_experience_is_apart_for_each_degree_that_was_expected() -> None:
+    """What begins narrow becomes wider later, and takes less than it was estimated."""
+    experience = Experience()
+    for _ in range(20):
+        experience.note(KIND, _estimate(10.0, degree=1), 7.0)
+        experience.note(KIND, _estimate(4.0, degree=4), 4.0)
+    assert experience.correct(KIND, _estimate(10.0, degree=1)) == pytest.approx(7.0, rel=0.03)
+    assert experience.correct(KIND, _estimate(4.0, degree=4)) == pytest.approx(4.0, rel=0.03)
+
+
+@pytest.mark.parametrize("is_rehearsed", [False, True])
+def test_a_few_requests_that_were_overtaken_do_not_spoil_what_is_predicted_for_others(is_rehearsed: bool) -> None:
+    experience = Experience()
+    estimate = Estimate.of_rehearsal(2.0, 0.0) if is_rehearsed else _estimate(2.0)
+    for number in range(60):
+        experience.note(KIND, estimate, 30.0 if number % 6 == 5 else 2.2)
+    # The mean of the logarithms would be 3.4 s.
+    assert experience.correct(KIND, estimate) == pytest.approx(2.2, rel=0.1)
+
+
+def test_waits_are_corrected_apart_from_the_rest_of_a_rehearsal() -> None:
+    experience = Experience()
+    for _ in range(40):
+        experience.note(KIND, Estimate.of_rehearsal(1.0, 0.0), 1.0)
+        experience.note(KIND, Estimate.of_rehearsal(2.0, 1.0), 1.6)
+    assert experience.correct(KIND, Estimate.of_rehearsal(1.0, 0.0)) == pytest.approx(1.0, rel=0.05)
+    assert experience.correct(KIND, Estimate.of_rehearsal(2.0, 1.0)) == pytest.approx(1.6, rel=0.1)

@@ -43,9 +43,13 @@ class RequestCosts:
         """Seconds until D has ended."""
         return steps * self.step_s[degree] + (self.encode_s if encodes else 0.0)
 
+    def take_s(self, degree: int, steps: float, encodes: bool) -> float:
+        """Seconds until C has ended at a degree of D."""
+        return self.denoise_s(degree, steps, encodes) + self.decode[degree][1]
+
     def alone_s(self, steps: float, encodes: bool) -> float:
         """Seconds until C has ended at the optimal degree."""
-        return self.denoise_s(self.optimal, steps, encodes) + self.decode[self.optimal][1]
+        return self.take_s(self.optimal, steps, encodes)
 
     def least_gpu_seconds(self, steps: float, encodes: bool) -> float:
         """Worker-seconds at the cheapest degree."""

@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tridentserve.errors import ProfileError
 from tridentserve.protocols import PendingRequest, StageTimes
 from tridentserve.requests import RequestSpec
 from tridentserve.scheduling import events as ev
 from tridentserve.scheduling.ledger import Ledger
 from tridentserve.scheduling.prediction.costs import RequestCosts, name_kind
 from tridentserve.scheduling.prediction.crowd import RequestCrowd
-from tridentserve.scheduling.prediction.experience import Crowding, Experience
+from tridentserve.scheduling.prediction.degrees import find_asked_efficiency
+from tridentserve.scheduling.prediction.experience import Estimate, Experience
 from tridentserve.scheduling.prediction.rehearsal import Rehearsal
 from tridentserve.scheduling.prediction.scene import SharingRules
-from tridentserve.scheduling.prediction.scene_builder import CostBook, ExpectedArrival, SceneBuilder
-from tridentserve.scheduling.runs import Request
+from tridentserve.scheduling.prediction.scene_builder import CostBook, SceneBuilder
 from tridentserve.scheduling.workers.worker_pool import WorkerPool
 
-# The latest arrivals stand for those to come; with fewer than this there is nothing to go by.
+# The latest arrivals tell the load; with fewer than this there is nothing to go by.
 _MOST_KNOWN, _FEWEST_KNOWN = 200, 10
 # On so many workers the whole is rehearsed. On more of them a rehearsal takes too long, and requests hardly wait for
-# each other: what one takes alone and the crowd tell as much.
+# each other: what one takes at the degree at which it can begin, and the crowd, tell as much.
 _MOST_REHEARSED = 16
-# No prediction is below this.
-_LEAST_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +38,12 @@ class Quote:
     """Seconds from its arrival to its deadline."""
     is_guess: bool
     """True where no request of this kind has ended yet, or where the rehearsal was cut short."""
-    estimated_s: float
-    """Seconds from when the scheduler got it to its end, before experience corrects them."""
-    crowding: Crowding
-    """The crowd that it comes into."""
+    estimate: Estimate
+    """That which experience has corrected."""
+    alone_s: float = 0.0
+    """Seconds that the request was expected to take alone; 0 where it is not known."""
+    widest: int = 1
+    """The most workers of its model that one node had."""
 
     @property
     def is_late(self) -> bool:
@@ -78,9 +79,9 @@ class _OpenPrediction:
 class Predictor:
     """Quotes requests that come, and tells the prospects of those that are there.
 
-    A prediction is a rehearsal (`rehearsal`), or on many workers what the request takes alone and what waits before it
-    (`crowd`), and is corrected by how long requests of the kind took beside theirs in such a crowd (`experience`). Only
-    what the scheduler tells changes what it knows, so that a replayed log gives the same.
+    A prediction is a rehearsal (`rehearsal`), or on many workers what the request takes at the degree at which it can
+    begin and what waits before it (`crowd`), and is corrected by how long requests of the kind took beside theirs
+    (`experience`). Only what the scheduler tells changes what it knows, so that a replayed log gives the same.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class Predictor:
         self._rules = rules
         self._period_s = period_s
         self._experience = Experience()
-        self._arrivals: deque[tuple[float, RequestSpec, float]] = deque(maxlen=_MOST_KNOWN)
+        self._arrivals: deque[tuple[float, RequestSpec]] = deque(maxlen=_MOST_KNOWN)
         self._noted_s = -math.inf
         # Costs are found apart for decisions and for questions: what is asked must not change what is decided.
         self._book = CostBook(times, rules)
@@ -106,46 +107,41 @@ class Predictor:
         if costs is None or not builder.can_run(spec.model):
             return None
         request = PendingRequest(spec, now_s - spec.waited_s, now_s - spec.waited_s + slo_s)
-        crowd, alone_s = RequestCrowd(self._ledger, builder, now_s), costs.alone_s(spec.num_inference_steps, True)
-        end_s, is_cut_short = None, False
+        estimate, is_cut_short = None, False
         if builder.num_workers <= _MOST_REHEARSED:
             rehearsal = self._rehearse(builder, [request], now_s)
-            end_s, is_cut_short = rehearsal.ends_s.get(spec.request_id), rehearsal.is_cut_short
-        estimated_s = end_s - now_s if end_s is not None else alone_s + crowd.estimate_wait_s(spec, request.deadline_s)
-        estimated_s, crowding, kind = max(_LEAST_S, estimated_s), crowd.measure(spec, alone_s), name_kind(spec)
-        seconds = spec.waited_s + self._experience.correct(kind, crowding, estimated_s)
+            estimate, is_cut_short = rehearsal.estimate(spec.request_id), rehearsal.is_cut_short
+        if estimate is None:
+            estimate = self._look_around(builder, now_s).estimate_waiting(request, costs)
+        kind = name_kind(spec)
+        seconds = spec.waited_s + self._experience.correct(kind, estimate)
         is_guess = is_cut_short or not self._experience.knows(kind)
-        return Quote(seconds, slo_s, is_guess, estimated_s, crowding)
+        alone_s = costs.alone_s(spec.num_inference_steps, True)
+        return Quote(seconds, slo_s, is_guess, estimate, alone_s, builder.find_widest(spec.model))
 
     def list_outlooks(self, now_s: float) -> Mapping[str, RequestOutlook]:
         """The prospects of all requests that have not ended and whose costs are known."""
         builder = self._make_builder(now_s)
-        ends_s: Mapping[str, float] = {}
+        rehearsal: Rehearsal | None = None
         if builder.num_workers <= _MOST_REHEARSED:
-            ends_s = self._rehearse(builder, [], now_s).ends_s
-        crowd = RequestCrowd(self._ledger, builder, now_s)
+            rehearsal = self._rehearse(builder, [], now_s)
+        crowd = self._look_around(builder, now_s)
         in_order = sorted(self._ledger.pending.values(), key=lambda each: (each.deadline_s, each.spec.request_id))
         positions = {each.spec.request_id: position for position, each in enumerate(in_order)}
         outlooks: dict[str, RequestOutlook] = {}
         for name, request in self._ledger.requests.items():
-            spec = request.spec
-            if (costs := builder.find_costs(spec)) is None:
+            if (costs := builder.find_costs(request.spec)) is None:
                 continue
-            if name in ends_s:
-                left_s = ends_s[name] - now_s
-            else:
-                left_s = costs.alone_s(self._count_steps_left(request, now_s), not request.encoded)
-                left_s += crowd.estimate_wait_s(spec, request.deadline_s) if name in positions else 0.0
-            crowding = crowd.measure(spec, costs.alone_s(spec.num_inference_steps, True))
-            left_s = self._experience.correct(name_kind(spec), crowding, max(_LEAST_S, left_s))
+            estimate = rehearsal.estimate(name) if rehearsal is not None else None
+            if estimate is None:
+                estimate = crowd.estimate(request, costs)
+            left_s = self._experience.correct(name_kind(request.spec), estimate)
             outlooks[name] = RequestOutlook(positions.get(name, 0), now_s + left_s)
         return outlooks
 
-    @staticmethod
-    def _count_steps_left(request: Request, now_s: float) -> float:
-        if (run := request.run) is None or run.step_s <= 0:
-            return request.steps_left
-        return max(0.0, request.steps_left - run.num_steps + max(0.0, (run.diffuse_end_s - now_s) / run.step_s))
+    def _look_around(self, builder: SceneBuilder, now_s: float) -> RequestCrowd:
+        asked = find_asked_efficiency(self._measure_load(builder, now_s), self._rules.min_efficiency)
+        return RequestCrowd(self._ledger, builder, now_s, self._rules.spare, asked)
 
     def _make_builder(self, now_s: float, book: CostBook | None = None) -> SceneBuilder:
         return SceneBuilder(self._ledger, self._pool, book or CostBook(self._times, self._rules), now_s)
@@ -160,19 +156,19 @@ class Predictor:
         self._noted_s = now_s
         return self.quote(spec, slo_s, now_s, self._book)
 
-    def note_arrival(self, spec: RequestSpec, slo_s: float, now_s: float, quote: Quote | None) -> None:
+    def note_arrival(self, spec: RequestSpec, now_s: float, quote: Quote | None) -> None:
         """A request was accepted, with this prediction."""
-        self._arrivals.append((now_s, spec, max(0.0, slo_s - spec.waited_s)))
+        self._arrivals.append((now_s, spec))
         if quote is not None:
             self._open[spec.request_id] = _OpenPrediction(spec, quote)
 
-    def follow(self, effects: list[ev.Effect]) -> list[ev.Effect]:
+    def follow(self, effects: list[ev.Effect], now_s: float) -> list[ev.Effect]:
         """The effects of an event, each `Finish` with what was predicted for its request."""
         if not self._open or not effects:
             return effects
-        return [self._follow(effect) for effect in effects]
+        return [self._follow(effect, now_s) for effect in effects]
 
-    def _follow(self, effect: ev.Effect) -> ev.Effect:
+    def _follow(self, effect: ev.Effect, now_s: float) -> ev.Effect:
         match effect:
             case ev.Finish():
                 known = self._open.pop(effect.request_id, None)
@@ -180,8 +176,7 @@ class Predictor:
                     return effect
                 if known.is_typical:
                     actual_s = effect.latency_s - known.spec.waited_s
-                    quote = known.quote
-                    self._experience.note(name_kind(known.spec), quote.crowding, quote.estimated_s, actual_s)
+                    self._experience.note(name_kind(known.spec), self._estimate_again(known, now_s), actual_s)
                 return replace(effect, predicted_s=known.quote.seconds)
             case ev.Reject():
                 self._open.pop(effect.request_id, None)
@@ -192,21 +187,24 @@ class Predictor:
                 pass
         return effect
 
+    def _estimate_again(self, known: _OpenPrediction, now_s: float) -> Estimate:
+        """The estimate for a request that has ended, as if what is known by now of the times of stages had been known
+        then: they are learned apart from what experience has to correct."""
+        quote, spec = known.quote, known.spec
+        self._book.start(now_s)
+        try:
+            alone_s = self._book.find(spec, quote.widest).alone_s(spec.num_inference_steps, True)
+        except ProfileError:
+            return quote.estimate
+        return quote.estimate.scale(alone_s / quote.alone_s) if min(alone_s, quote.alone_s) > 0 else quote.estimate
+
     # Rehearsals.
 
     def _rehearse(self, builder: SceneBuilder, targets: Sequence[PendingRequest], now_s: float) -> Rehearsal:
         load = self._measure_load(builder, now_s)
-        rehearsal = builder.build(targets, self._expect_arrivals(now_s), load, self._rules)
+        rehearsal = builder.build(targets, load, self._rules)
         rehearsal.run([target.spec.request_id for target in targets] or list(self._ledger.requests))
         return rehearsal
-
-    def _expect_arrivals(self, now_s: float) -> Iterator[ExpectedArrival]:
-        """The latest arrivals once more, the first of them first."""
-        if len(self._arrivals) < _FEWEST_KNOWN:
-            return
-        first_s = self._arrivals[0][0]
-        for number, (arrival_s, spec, patience_s) in enumerate(self._arrivals):
-            yield ExpectedArrival(f"expected {number}", spec, now_s + arrival_s - first_s, patience_s)
 
     def _measure_load(self, builder: SceneBuilder, now_s: float) -> float:
         """The worker-seconds that the latest arrivals need over those that there were since the first of them."""
@@ -214,7 +212,7 @@ class Predictor:
             return 0.0
         needed_s = 0.0
         costs: dict[object, float] = {}
-        for _, spec, _ in self._arrivals:
+        for _, spec in self._arrivals:
             kind = name_kind(spec)
             if kind not in costs:
                 costs[kind] = _least_gpu_seconds(builder.find_costs(spec), spec)

@@ -2,15 +2,19 @@
 
 It is coarser than a policy. It knows the number of idle workers of each placement, not which of them share a node; it
 cuts D into a few segments, not into as many as the policy does; and the idle workers of a moment go to the requests
-where each is worth most, as the default policy's program decides (docs/policy.md), but chosen greedily.
+where each is worth most, as the default policy's program decides (docs/policy.md), but chosen greedily. Nothing arrives
+in it: some sequence of arrivals is mostly another one than that which comes, and what later ones cost those that wait
+is learned (`experience`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 
+from tridentserve.scheduling.prediction.degrees import appraise_ways, find_asked_efficiency, list_ways
+from tridentserve.scheduling.prediction.experience import LEAST_ESTIMATE_S, Estimate
 from tridentserve.scheduling.prediction.scene import RehearsalScene, Rehearsed, SharingRules
 
 # What is left of D is rehearsed in segments of about this part of it, or of a second where that is longer.
@@ -18,8 +22,7 @@ _SEGMENTS = 4
 _SECOND_S = 1.0
 # More requests than there are idle workers, and a few, are not looked at in one moment.
 _MORE = 4
-# The default policy's values (`dispatch.candidates.values`).
-_FULL_LOAD = 0.9
+# As in the default policy's values (`dispatch.candidates.values`).
 _LEAST_S = 1e-6
 # No rehearsal has more events.
 _MOST_EVENTS = 250
@@ -31,10 +34,12 @@ class Rehearsal:
     def __init__(self, scene: RehearsalScene, rules: SharingRules) -> None:
         self._scene = scene
         self._rules = rules
-        self._asked = min(rules.min_efficiency, scene.load / _FULL_LOAD)
+        self._asked = find_asked_efficiency(scene.load, rules.min_efficiency)
         self._number = 0
         self.ends_s: dict[str, float] = {}
         """The end of each request that has ended so far."""
+        self.starts_s: dict[str, float] = {}
+        """The time at which each request that waited got workers first."""
         patience_s = [each.patience_s for each in scene.waiting]
         self._horizon_s = max(_LEAST_S, rules.horizon * (sum(patience_s) / len(patience_s) if patience_s else 1.0))
         widest = max((pool.widest for pool in scene.pools), default=1)
@@ -42,7 +47,7 @@ class Rehearsal:
         self.is_cut_short = False
         """True when there were too many events: the ends of the rest are not known."""
 
-    # What is under way when the rehearsal begins, and what is still to come.
+    # What is under way when the rehearsal begins.
 
     def add_busy(self, pool: int, count: int, until_s: float) -> None:
         """Workers that do something else until then."""
@@ -67,19 +72,6 @@ class Rehearsal:
         if self._scene.room is not None:
             self._scene.room -= count
 
-    def expect(self, arrivals: Iterator[tuple[float, Rehearsed | None]]) -> None:
-        """Requests that are expected to come, by their time."""
-        if (following := next(arrivals, None)) is None:
-            return
-        at_s, request = following
-
-        def arrive(_: float) -> None:
-            if request is not None:
-                self._scene.waiting.append(request)
-            self.expect(arrivals)
-
-        self._enter(at_s, arrive)
-
     def run(self, names: Iterable[str]) -> None:
         """Rehearse until all of these have ended."""
         scene, wanted = self._scene, set(names)
@@ -95,6 +87,13 @@ class Rehearsal:
                 self.is_cut_short = True
                 return
             self._assign(at_s)
+
+    def estimate(self, name: str) -> Estimate | None:
+        """The estimate for a request, if its end is known."""
+        if (end_s := self.ends_s.get(name)) is None:
+            return None
+        now_s = self._scene.now_s
+        return Estimate.of_rehearsal(max(LEAST_ESTIMATE_S, end_s - now_s), self.starts_s.get(name, now_s) - now_s)
 
     # Events.
 
@@ -203,35 +202,23 @@ class Rehearsal:
 
     def _list_values(self, request: Rehearsed, now_s: float) -> list[tuple[int, float]]:
         """The value of each degree that the request may use now (`dispatch.candidates.values.Appraisal`)."""
-        costs, steps, encodes = request.costs, request.steps, request.encodes
-        pools = self._scene.pools
+        pools, costs = self._scene.pools, request.costs
         widest = max((pools[index].widest for index in request.pools), default=0)
-        ways = [
-            (k, now_s + costs.denoise_s(k, steps, encodes) + costs.decode[k][1], costs.gpu_seconds(k, steps, encodes))
-            for k in costs.step_s
-            if k <= widest
-        ]
-        if not ways:
+        if not (ways := list_ways(costs, request.steps, request.encodes, widest)):
             return []
-        least = min(gpu_seconds for _, _, gpu_seconds in ways)
-        best_finish_s = min(finish_s for _, finish_s, _ in ways)
         left_s = request.deadline_s - now_s
-        if best_finish_s > request.deadline_s:
-            urgency = self._rules.hopeless / (1 + math.log1p(least))
-            allowed = [way for way in ways if way[0] == costs.optimal] or ways[:1]
+        possible = appraise_ways(ways, costs.optimal, left_s, self._rules.spare, self._asked)
+        if possible.is_hopeless:
+            urgency = self._rules.hopeless / (1 + math.log1p(possible.least_gpu_seconds))
+        elif self._is_calm:
+            urgency = possible.least_gpu_seconds * math.exp(-left_s / self._horizon_s)
         else:
-            in_time = [way for way in ways if way[1] <= request.deadline_s]
-            latest_s = now_s + (1 - self._rules.spare) * left_s
-            frugal = [way for way in in_time if self._asked * way[2] <= least * (1 + 1e-9) and way[1] <= latest_s]
-            allowed = frugal or in_time
-            if self._is_calm:
-                urgency = least * math.exp(-left_s / self._horizon_s)
-            else:
-                urgency = math.exp(-max(0.0, request.deadline_s - best_finish_s) / self._horizon_s)
+            urgency = math.exp(-max(0.0, left_s - possible.best_s) / self._horizon_s)
         weighed = request.weight * urgency
-        return [(k, weighed * k / max(_LEAST_S, gpu_seconds)) for k, _, gpu_seconds in allowed]
+        return [(way.degree, weighed * way.degree / max(_LEAST_S, way.gpu_seconds)) for way in possible.allowed]
 
     def _start(self, request: Rehearsed, pool: int, degree: int, now_s: float) -> None:
+        self.starts_s.setdefault(request.name, now_s)
         step_s = request.costs.step_s[degree]
         steps = request.steps
         if step_s > 0 and steps * step_s > _SECOND_S:

@@ -1,4 +1,4 @@
-"""The beginning of a rehearsal: the workers, and the requests that are under way, wait, or are expected."""
+"""The beginning of a rehearsal: the workers, and the requests that are under way or wait."""
 
 from __future__ import annotations
 
@@ -46,9 +46,7 @@ class Rehearsed:
     def best_finish_s(self, now_s: float, widest: int) -> float:
         """The earliest end if it had any workers now."""
         costs = self.costs
-        return now_s + min(
-            costs.denoise_s(k, self.steps, self.encodes) + costs.decode[k][1] for k in costs.step_s if k <= widest
-        )
+        return now_s + min(costs.take_s(k, self.steps, self.encodes) for k in costs.step_s if k <= widest)
 
 
 @dataclass(slots=True)

@@ -24,17 +24,6 @@ _COSTS_KEPT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class ExpectedArrival:
-    """A request that is expected to come."""
-
-    name: str
-    spec: RequestSpec
-    at_s: float
-    patience_s: float
-    """Seconds from then to its deadline."""
-
-
-@dataclass(frozen=True, slots=True)
 class _ModelWorkers:
     """The workers of a model."""
 
@@ -93,6 +82,7 @@ class SceneBuilder:
         self._widest = [_find_widest(self._members[replicas]) for replicas in self._held]
         self._decoders: list[list[float]] = []
         self._places: dict[str, _ModelWorkers] = {}
+        self._widest_idle: dict[str, int] = {}
 
     def count_workers(self, model: str) -> int:
         """The live workers that hold D of this model."""
@@ -108,6 +98,19 @@ class SceneBuilder:
                 shares[other] = shared / self.count_workers(other)
         return shares
 
+    def find_widest(self, model: str) -> int:
+        """The most workers for D of this model that a node has."""
+        return self._find_place(model).widest
+
+    def find_widest_idle(self, model: str) -> int:
+        """The most idle workers with one placement that a node has for D of this model."""
+        if model not in self._widest_idle:
+            pools = (self._members[self._held[index]] for index in self._find_place(model).pools)
+            self._widest_idle[model] = max(
+                (_find_widest(view for view in pool if view.idle) for pool in pools), default=0
+            )
+        return self._widest_idle[model]
+
     def can_run(self, model: str) -> bool:
         """True when a live worker holds D of this model."""
         return bool(self._find_place(model).pools)
@@ -119,11 +122,9 @@ class SceneBuilder:
         except ProfileError:
             return None
 
-    def build(
-        self, targets: Sequence[PendingRequest], future: Iterable[ExpectedArrival], load: float, rules: SharingRules
-    ) -> Rehearsal:
-        """The rehearsal of all that is under way and waits, of `targets`, which wait too or are about to come, and of
-        what is expected to come. Raises `ProfileError` for a target whose costs are not known."""
+    def build(self, targets: Sequence[PendingRequest], load: float, rules: SharingRules) -> Rehearsal:
+        """The rehearsal of all that is under way and waits, and of `targets`, which wait too or are about to come.
+        Raises `ProfileError` for a target whose costs are not known."""
         names = {target.spec.request_id for target in targets}
         sampled = [
             each
@@ -138,15 +139,7 @@ class SceneBuilder:
         scene = RehearsalScene(self._now_s, pools, self._decoders, waiting, load=load, room=self._find_room())
         rehearsal = Rehearsal(scene, rules)
         self._add_running(rehearsal, pools)
-        rehearsal.expect(self._rehearse_arrival(arrival) for arrival in future)
         return rehearsal
-
-    def _rehearse_arrival(self, arrival: ExpectedArrival) -> tuple[float, Rehearsed | None]:
-        if not self._is_known(arrival.spec):
-            return arrival.at_s, None
-        request = self._rehearse(arrival.spec, arrival.at_s, arrival.at_s + arrival.patience_s)
-        request.name = arrival.name
-        return arrival.at_s, request
 
     def _is_known(self, spec: RequestSpec) -> bool:
         return self.can_run(spec.model) and self.find_costs(spec) is not None
@@ -256,9 +249,9 @@ class SceneBuilder:
         return place
 
 
-def _find_widest(members: Sequence[WorkerView]) -> int:
+def _find_widest(members: Iterable[WorkerView]) -> int:
     """The most of these workers that one node has."""
     nodes: defaultdict[str, int] = defaultdict(int)
     for view in members:
         nodes[view.node_id] += 1
-    return max(nodes.values())
+    return max(nodes.values(), default=0)
