@@ -12,7 +12,7 @@ from tridentserve.scheduling.prediction.costs import RequestKind
 # The most by which experience corrects an estimate, either way, as a logarithm.
 _MOST = math.log(16.0)
 # Each request that ended counts for this much of the next one: what was learned in another load fades.
-_KEPT = 0.98
+_KEPT = 0.995
 # Expected squares of what is left unexplained, and of the constant.
 _NOISE, _CONSTANT = 0.02, 1.0
 # Those of the weights of other signs. A rehearsal looks at the crowd itself, so that less is to be learned.
@@ -72,6 +72,8 @@ class _RatioFit:
 
     weights: Signs
     covariance: tuple[Signs, Signs, Signs]
+    most_trace: float
+    """The sum of the variances at the beginning."""
     usual_error: float = _LEAST_USUAL
 
     def predict(self, x: Signs) -> float:
@@ -87,15 +89,12 @@ class _RatioFit:
         most = _USUAL_ERRORS * self.usual_error + 2 * math.sqrt(_NOISE * variance)
         error = min(max(error, -most), most)
         self.weights = _make_signs([w + k * error for w, k in zip(self.weights, gain, strict=True)])
-        first, second, third = (
-            _make_signs(
-                [
-                    min(value - gain[i] * spread[j], _CONSTANT / _NOISE) / _KEPT
-                    for j, value in enumerate(self.covariance[i])
-                ]
-            )
-            for i in range(3)
-        )
+        left = [[value - gain[i] * spread[j] for j, value in enumerate(row)] for i, row in enumerate(self.covariance)]
+        # Forgetting makes the fit unsure of what has not varied lately, but never less sure than it was at first. One
+        # factor for all keeps the matrix one of covariances.
+        trace = left[0][0] + left[1][1] + left[2][2]
+        factor = max(1.0, min(1 / _KEPT, self.most_trace / trace)) if trace > 0 else 1.0
+        first, second, third = (_make_signs([factor * value for value in row]) for row in left)
         self.covariance = first, second, third
 
 
@@ -113,7 +112,8 @@ def _make_signs(values: Sequence[float]) -> Signs:
 
 def _make_fit(weight: float, weights: Signs = (0.0, 0.0, 0.0)) -> _RatioFit:
     constant, other = _CONSTANT / _NOISE, weight / _NOISE
-    return _RatioFit(weights, ((constant, 0.0, 0.0), (0.0, other, 0.0), (0.0, 0.0, other)))
+    covariance = (constant, 0.0, 0.0), (0.0, other, 0.0), (0.0, 0.0, other)
+    return _RatioFit(weights, covariance, constant + 2 * other)
 
 
 class Experience:
