@@ -57,8 +57,8 @@ class Bars:
 
     label: str
     values: Mapping[str, Mapping[str, float | None]]
-    """The heights of the bars, as `values[policy][group]`; None where there is none (drawn as a cross). Nothing is drawn
-    where a policy has no entry for a group: it was not run there."""
+    """The heights of the bars, as `values[policy][group]`; None where there is none (drawn as a cross). Where a
+    policy has no entry for a group, it was not run there and nothing is drawn."""
     marks: Mapping[str, float] | None = None
     """A line over each group, such as an upper bound."""
     mark_label: str = ""
