@@ -49,7 +49,7 @@ _OPEN_S = 60.0
 
 @dataclass
 class ConsoleTurn:
-    """What was measured in a turn, with or without consoles."""
+    """Figures of a turn, with or without consoles."""
 
     latencies_s: list[float] = field(default_factory=list)
     seconds: float = 0.0
@@ -107,7 +107,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--turn-s", type=make_positive(float), default=45.0, help="length of a turn (default %(default)s)"
     )
     parser.add_argument(
-        "--settle-s",
+        "--warm-up-s",
         type=parse_not_negative,
         default=10.0,
         help="from the opening of consoles to the first request that counts, in both turns (default %(default)s)",
@@ -115,7 +115,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=parse_whole_number, default=2, help="denoising steps (default %(default)s)")
     parser.add_argument("--side", type=parse_whole_number, default=64, help="of the images (default %(default)s)")
     parser.add_argument("--url", help="one of deployments/tiny.yaml that runs here already; without it one is started")
-    parser.add_quick(consoles=20, rounds=2, turn_s=1.0, settle_s=0.1)
+    parser.add_quick(consoles=20, rounds=2, turn_s=1.0, warm_up_s=0.1)
     return parser.parse_args(argv)
 
 
@@ -136,7 +136,7 @@ async def _measure_all(url: str, options: argparse.Namespace) -> list[ConsoleRou
 async def _measure(client: httpx.AsyncClient, url: str, options: argparse.Namespace, watched: bool) -> ConsoleTurn:
     turn = ConsoleTurn()
     async with _open_consoles(url, options.consoles if watched else 0) as readers:
-        settled_s = time.perf_counter() + options.settle_s
+        settled_s = time.perf_counter() + options.warm_up_s
         while time.perf_counter() < settled_s:
             await _ask(client, options, 0)
         bytes_before, events_before = _count(readers)

@@ -47,11 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parse_arguments(argv)
     args = read_args(_QUICKSTART)
     defaults = args.models[0].defaults
-    steps = options.steps or defaults.num_inference_steps
+    steps: int = options.steps or defaults.num_inference_steps or 1
     settings = PictureSampling(steps, defaults.guidance_scale)
     questions = draw_questions(options.prompts, options.side, options.seed)
     run = describe_run(libraries=("ray", "torch", "diffusers"))
-    rows = []
+    rows: list[dict[str, Any]] = []
     try:
         stock = list(tqdm(ask_pipeline(find_shipped_model("shapes"), questions, settings), "stock", len(questions)))
         rows.append({"way": "stock", "scores": _judge(questions, stock)})

@@ -46,6 +46,8 @@ _HOMONYMS = {
         {
             "scripts/bench_cells.py",
             "scripts/bench_control_plane.py",
+            "scripts/judge_service.py",
+            "scripts/picture_console.py",
             "traces/client/bodies.py",
             "traces/formats/alibaba.py",
             "traces/formats/azure.py",

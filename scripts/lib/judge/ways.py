@@ -40,7 +40,7 @@ SERVING_WAYS = (
 
 @dataclass(frozen=True)
 class WaySummary:
-    """How requests ran, by their timelines."""
+    """The ways in which requests ran, by their timelines."""
 
     degrees: dict[str, int]
     """The number of requests by the widest degree of their denoising."""

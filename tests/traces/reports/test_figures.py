@@ -54,7 +54,7 @@ def test_a_policy_that_was_not_run_on_a_group_has_neither_bar_nor_cross_there() 
     values: dict[str, dict[str, float | None]] = {"default": {"light": 99.0, "heavy": 80.0}, "b1": {"heavy": 50.0}}
     (axis,) = draw_bar_panels("flux", ["light", "heavy"], [Bars("on time, %", values)]).axes
     assert not [line for line in axis.lines if len(line.get_xdata())]  # type: ignore[arg-type]
-    places = {bars.get_label(): [round(bar.get_center()[0]) for bar in bars] for bars in axis.containers}  # type: ignore[attr-defined]
+    places = {bars.get_label(): [round(bar.get_center()[0]) for bar in bars] for bars in axis.containers}
     assert places == {"default": [0, 1], "b1": [1]}
 
 

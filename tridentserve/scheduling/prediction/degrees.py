@@ -20,7 +20,7 @@ def find_asked_efficiency(load: float, min_efficiency: float) -> float:
     return min(min_efficiency, load / _FULL_LOAD)
 
 
-class Way(NamedTuple):
+class PossibleWay(NamedTuple):
     """A degree at which what is left of a request could run."""
 
     degree: int
@@ -33,7 +33,7 @@ class Way(NamedTuple):
 class PossibleWays:
     """The ways in which what is left of a request could run on workers that are idle."""
 
-    allowed: Sequence[Way]
+    allowed: Sequence[PossibleWay]
     """Those that the policy would choose among, narrow ones first."""
     least_gpu_seconds: float
     best_s: float
@@ -42,19 +42,19 @@ class PossibleWays:
     """Its deadline cannot be met any more."""
 
 
-def list_ways(costs: RequestCosts, steps: float, encodes: bool, widest: float = math.inf) -> list[Way]:
+def list_ways(costs: RequestCosts, steps: float, encodes: bool, widest: float = math.inf) -> list[PossibleWay]:
     """All degrees up to `widest`, narrow ones first."""
     return [
-        Way(k, costs.take_s(k, steps, encodes), costs.gpu_seconds(k, steps, encodes))
+        PossibleWay(k, costs.take_s(k, steps, encodes), costs.gpu_seconds(k, steps, encodes))
         for k in costs.step_s
         if k <= widest
     ]
 
 
 def appraise_ways(
-    ways: Sequence[Way], optimal: int, left_s: float, spare: float, asked: float, widest_idle: float = math.inf
+    ways: Sequence[PossibleWay], optimal: int, left_s: float, spare: float, asked: float, widest_idle: float = math.inf
 ) -> PossibleWays:
-    """What the policy would choose among `ways`, of which there must be one, `left_s` before the deadline, where groups
+    """The choice of the policy among `ways`, of which there must be one, `left_s` before the deadline, where groups
     of up to `widest_idle` idle workers can be formed: those that meet it, and of these the ones that leave a share of
     the time to `spare` and are as efficient as `asked`, where there are any; for a hopeless request the `optimal`
     degree."""
@@ -69,8 +69,8 @@ def appraise_ways(
 
 
 def expect_first_way(
-    ways: Sequence[Way], optimal: int, left_s: float, spare: float, asked: float, widest_idle: int
-) -> Way:
+    ways: Sequence[PossibleWay], optimal: int, left_s: float, spare: float, asked: float, widest_idle: int
+) -> PossibleWay:
     """The way in which a request that nobody competes with would begin: of the allowed ones the one that does most of
     it per second. Where no idle group is allowed it waits, and begins at the narrowest degree that is in time."""
     allowed = appraise_ways(ways, optimal, left_s, spare, asked, widest_idle).allowed
