@@ -45,7 +45,7 @@ RUNS_OF_PYTEST = [command for command in commands_of("python", "pytest") if argu
 # of all are read by the script's own parser.
 NEEDS_LONG = "takes minutes to hours; its `--quick` run is a test, by `tests/scripts/quick_runs.py`"
 NEEDS_GPU = "needs a GPU and the published configuration of a large model"
-NEEDS_HOURS = "takes minutes to hours; runs in `tests/scripts/default_model/test_training.py`"
+NEEDS_HOURS = "takes minutes to hours; runs in `tests/scripts/default_model/whole_run.py`"
 NEEDS_FILES = "needs files of the reader: a model folder, a trace or a configuration"
 SCRIPTS_NOT_RUN = {
     "scripts/bench_cells.py": NEEDS_LONG,
@@ -60,7 +60,7 @@ SCRIPTS_NOT_RUN = {
     "scripts/evaluate.py": NEEDS_LONG,
     "scripts/explain.py": "needs a log of a service; runs in `tests/e2e/test_service.py`",
     "scripts/judge.py": NEEDS_HOURS,
-    "scripts/judge_service.py": NEEDS_HOURS,
+    "scripts/judge_service.py": NEEDS_LONG,
     "scripts/make_tiny_models.py": "makes models of all families in the cache; tests of the families make them too",
     "scripts/picture_console.py": "starts a service and Chromium, and writes into docs/images",
     "scripts/profile_model.py": NEEDS_GPU,
