@@ -4,7 +4,7 @@
 A request with a preview of what becomes of it, the same with its result and timeline, the map of the cluster while
 several requests run, and a result on a telephone. Needs the extra `dev` and Chromium.
 
-Example: python scripts/picture_console.py --seed 3 --folder /tmp/pictures
+Example: python scripts/picture_console.py --seed 3 --folder pictures
 """
 
 from __future__ import annotations

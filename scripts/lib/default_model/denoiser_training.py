@@ -10,13 +10,14 @@ import torch
 from torch.nn import functional
 
 from lib.default_model.architecture import TEXT_TOKENS, count_image_tokens
-from lib.default_model.latents import SIZES, SMALL_PIXELS, WORDINGS, PreparedPictures, load_pictures, tokenize
+from lib.default_model.latents import SIZES, SMALL_PIXELS, WORDINGS, PreparedPictures, load_pictures
 from lib.default_model.pipeline import ModelParts, build_parts, measure_latents, save_grid
 from lib.training.flow import add_noise
 from lib.training.optimizers import build_optimizers
 from lib.training.processes import count_processes, get_rank
 from lib.training.runs import TrainingRun, plan_rate
 from lib.training.seeds import derive_seed
+from lib.training.shards import tokenize
 
 _PEAK_RATE = 1.5e-3
 _CAPTION_DROPOUT = 0.1
@@ -44,7 +45,7 @@ def train_denoiser(folder: Path, seed: int, steps: int, batch_tokens: int, grid_
     scale = 1 / measure_latents(folder, prepared)
     parts = build_parts(folder)
     run = TrainingRun(folder, "denoiser", parts.trained(), build_optimizers(parts.trained().values(), _PEAK_RATE))
-    empty = (tokenize(parts.tokenizer, [""])[0], tokenize(parts.tokenizer_3, [""])[0])
+    empty = tuple(tokenize(each, [""], TEXT_TOKENS)[0] for each in (parts.tokenizer, parts.tokenizer_3))
     for step in run.iterate(steps):
         torch.manual_seed(derive_seed(seed, "step", step, get_rank()))
         size = draw_size(random.Random(derive_seed(seed, "size", step)), step / steps)
@@ -78,7 +79,7 @@ def compute_loss(parts: ModelParts, latents: torch.Tensor, batch: PictureBatch) 
     return functional.mse_loss(velocity, noisy.velocity)
 
 
-def _draw_batch(prepared: PreparedPictures, rows: int, empty: tuple[torch.Tensor, torch.Tensor]) -> PictureBatch:
+def _draw_batch(prepared: PreparedPictures, rows: int, empty: tuple[torch.Tensor, ...]) -> PictureBatch:
     index = torch.randint(len(prepared.latents), (rows,))
     wording = torch.randint(WORDINGS, (rows,))
     dropped = (torch.rand(rows) < _CAPTION_DROPOUT)[:, None]

@@ -8,9 +8,8 @@ import diffusers
 import torch
 
 from lib.default_model import words
-from lib.default_model.pipeline import assemble_pipeline, build_parts
+from lib.default_model.pipeline import ModelParts, assemble_pipeline, build_parts
 from lib.training.model_folder import has_begun, write_model, write_states
-from lib.training.runs import load_averages
 
 _CARD = f"""\
 # The default model of TridentServe
@@ -37,9 +36,7 @@ than two.
 
 def export_model(folder: Path, target: Path) -> None:
     """Write the model folder of a finished run, in the place of one that is there."""
-    parts = build_parts(folder)
-    steps = load_averages(folder, "denoiser", parts.trained())
-    write_model(folder, assemble_pipeline(folder, parts), steps, _CARD, target)
+    write_model(folder, build_parts(folder), assemble_pipeline, _CARD, target)
 
 
 def begin_from_model(folder: Path, model: Path, vae_steps: int) -> None:
@@ -53,5 +50,4 @@ def begin_from_model(folder: Path, model: Path, vae_steps: int) -> None:
     pipe.tokenizer.save_pretrained(folder / "tokenizer")
     pipe.tokenizer_3.save_pretrained(folder / "tokenizer_3")
     torch.save(torch.tensor(1 / pipe.vae.config.scaling_factor), folder / "latent_deviation.pt")
-    trained = ("transformer", "text_encoder", "text_encoder_2", "text_encoder_3")
-    write_states(folder, pipe, trained, model, vae_steps)
+    write_states(folder, pipe, ModelParts.NAMES, model, vae_steps)

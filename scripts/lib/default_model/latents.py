@@ -9,15 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
-from tqdm import tqdm
 
 from lib.default_model.architecture import TEXT_TOKENS
 from lib.default_model.captions import describe
 from lib.default_model.drawing import draw_picture
 from lib.default_model.scenes import draw_scene
 from lib.default_model.vae_training import load_vae, to_pixels
-from lib.training.seeds import derive_seed
+from lib.training.shards import PixelSize, read_shards, tokenize, write_shards
 
 # Captions of each picture, of which one is drawn whenever the picture is trained on.
 WORDINGS = 4
@@ -52,37 +50,20 @@ class PreparedPictures:
 
 
 def prepare_latents(folder: Path, seed: int, scale: float, pictures: int, tokenizers: tuple[Any, Any]) -> None:
-    """Write the shards that are missing, of so many `pictures` each. `scale` multiplies the number of shards of each
-    size (at least one each)."""
+    """Write the shards that are missing, of so many `pictures` each, as `write_shards` does."""
     vae = load_vae(folder)
-    wanted = [
-        (folder / "latents" / f"{width}x{height}-{index}.safetensors", width, height)
-        for (width, height), (shards, _) in SIZES.items()
-        for index in range(max(1, round(shards * scale)))
-    ]
-    (folder / "latents").mkdir(parents=True, exist_ok=True)
-    for path, width, height in tqdm([entry for entry in wanted if not entry[0].exists()], desc="latents"):
-        rng = random.Random(derive_seed(seed, path.stem))
-        shard = _prepare_shard(vae, rng, (width, height), pictures, tokenizers)
-        save_file(shard, path.with_suffix(".tmp"))
-        path.with_suffix(".tmp").rename(path)
+    numbers = {size: number for size, (number, _) in SIZES.items()}
+    write_shards(folder, seed, scale, numbers, lambda rng, size: _prepare_shard(vae, rng, size, pictures, tokenizers))
 
 
-def load_pictures(folder: Path) -> dict[tuple[int, int], PreparedPictures]:
+def load_pictures(folder: Path) -> dict[PixelSize, PreparedPictures]:
     """All shards that were prepared, by size."""
-    prepared = {}
-    for width, height in SIZES:
-        paths = sorted((folder / "latents").glob(f"{width}x{height}-*.safetensors"), key=lambda path: path.name)
-        shards = [load_file(path) for path in paths]
-        prepared[width, height] = PreparedPictures(
-            *(torch.cat([shard[key] for shard in shards]) for key in ("latents", "clip_ids", "t5_ids"))
-        )
-    return prepared
+    return {size: PreparedPictures(**tensors) for size, tensors in read_shards(folder, SIZES).items()}
 
 
 @torch.no_grad()
 def _prepare_shard(
-    vae: Any, rng: random.Random, size: tuple[int, int], pictures: int, tokenizers: tuple[Any, Any]
+    vae: Any, rng: random.Random, size: PixelSize, pictures: int, tokenizers: tuple[Any, Any]
 ) -> dict[str, torch.Tensor]:
     width, height = size
     latents, captions = [], []
@@ -94,14 +75,6 @@ def _prepare_shard(
         latents.append(encoded.contiguous().half())
         captions += [describe(scene, rng) for scene in scenes for _ in range(WORDINGS)]
     clip_ids, t5_ids = (
-        tokenize(tokenizer, captions).short().view(-1, WORDINGS, TEXT_TOKENS) for tokenizer in tokenizers
+        tokenize(tokenizer, captions, TEXT_TOKENS).short().view(-1, WORDINGS, TEXT_TOKENS) for tokenizer in tokenizers
     )
     return {"latents": torch.cat(latents), "clip_ids": clip_ids, "t5_ids": t5_ids}
-
-
-def tokenize(tokenizer: Any, captions: list[str]) -> torch.Tensor:
-    """The tokens of captions, as the pipeline makes them: (n, TEXT_TOKENS)."""
-    ids: torch.Tensor = tokenizer(
-        captions, padding="max_length", max_length=TEXT_TOKENS, truncation=True, return_tensors="pt"
-    ).input_ids
-    return ids

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from lib.default_model.architecture import TEXT_TOKENS
 from lib.default_model.latents import PreparedPictures
 from lib.default_model.vae_training import load_vae
 from lib.training.flow import SHIFT
+from lib.training.parts import TrainedParts
+from lib.training.shards import PixelSize
 
 GRID_PROMPTS = (
     "a red circle above a blue square",
@@ -34,8 +36,10 @@ GRID_SIDE, GRID_STEPS, GRID_GUIDANCE = 128, 20, 4.0
 
 
 @dataclass(frozen=True)
-class ModelParts:
+class ModelParts(TrainedParts):
     """The parts that the transformer's training needs. The VAE is trained before and only used here."""
+
+    NAMES = ("transformer", "text_encoder", "text_encoder_2", "text_encoder_3")
 
     transformer: Any
     text_encoder: Any
@@ -44,15 +48,6 @@ class ModelParts:
     tokenizer: Any
     """That of both CLIPs."""
     tokenizer_3: Any
-
-    def trained(self) -> dict[str, torch.nn.Module]:
-        """The parts with weights, by their names in the pipeline."""
-        names = ("transformer", "text_encoder", "text_encoder_2", "text_encoder_3")
-        return {name: getattr(self, name) for name in names}
-
-    def replaced(self, parts: Mapping[str, torch.nn.Module]) -> ModelParts:
-        """The same tokenizers with other weights, such as averaged ones."""
-        return replace(self, **parts)
 
     def encode(self, clip_ids: torch.Tensor, t5_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Encode tokens as `StableDiffusion3Pipeline.encode_prompt` does: (n, tokens, joint dim), (n, pooled dim)."""
@@ -86,7 +81,7 @@ def load_tokenizers(folder: Path) -> tuple[Any, Any]:
     return transformers.CLIPTokenizer.from_pretrained(paths[0]), transformers.T5TokenizerFast.from_pretrained(paths[1])
 
 
-def measure_latents(folder: Path, prepared: Mapping[tuple[int, int], PreparedPictures]) -> torch.Tensor:
+def measure_latents(folder: Path, prepared: Mapping[PixelSize, PreparedPictures]) -> torch.Tensor:
     """The standard deviation of the latents over all channels, measured once per run.
 
     Channels keep their proportions: those that vary little matter little to the picture, and with a deviation of 1 each

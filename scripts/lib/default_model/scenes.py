@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import math
 import random
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from lib.default_model import words
 
@@ -47,16 +49,36 @@ class DrawnScene:
         """True where no scene with these shapes and colors, this kind and this relation is trained on."""
         parts = [self.kind, str(self.relation), str(self.position), str(len(self.things))]
         parts += [f"{thing.shape} {thing.color}" for thing in self.things]
-        digest = hashlib.sha256("/".join(parts).encode()).digest()
-        return digest[0] % HELD_OUT_ONE_IN == 0
+        return is_held_out(parts)
+
+
+def is_held_out(parts: Iterable[str]) -> bool:
+    """Tell whether a combination of these parts is one of those that are never trained on."""
+    return hashlib.sha256("/".join(parts).encode()).digest()[0] % HELD_OUT_ONE_IN == 0
+
+
+class HoldableScene(Protocol):
+    """A scene that may be one of those that are never trained on."""
+
+    @property
+    def held_out(self) -> bool: ...
+
+
+AnyScene = TypeVar("AnyScene", bound=HoldableScene)
+
+
+def draw_until(attempt: Callable[[], AnyScene | None], held_out: bool) -> AnyScene:
+    """Make attempts until one gives a scene, trained on or held out."""
+    while True:
+        scene = attempt()
+        if scene is not None and scene.held_out == held_out:
+            return scene
 
 
 def draw_scene(rng: random.Random, width: int, height: int, held_out: bool = False) -> DrawnScene:
     """Draw a scene for a picture of `width` x `height` pixels, trained on or held out."""
-    while True:
-        scene = _try_scene(rng, width / min(width, height), height / min(width, height))
-        if scene is not None and scene.held_out == held_out:
-            return scene
+    shorter = min(width, height)
+    return draw_until(lambda: _try_scene(rng, width / shorter, height / shorter), held_out)
 
 
 def _try_scene(rng: random.Random, width: float, height: float) -> DrawnScene | None:

@@ -9,13 +9,14 @@ from torch.nn import functional
 
 from lib.default_video.architecture import TEXT_TOKENS, count_clip_tokens
 from lib.default_video.clips import FRAMES
-from lib.default_video.latents import CLIP_SIZES, CLIP_WORDINGS, load_clips, tokenize_motion
+from lib.default_video.latents import CLIP_SIZES, CLIP_WORDINGS, load_clips
 from lib.default_video.pipeline import VideoParts, build_parts, measure_latents, save_strips, shorten_captions
 from lib.training.flow import add_noise
 from lib.training.optimizers import build_optimizers
 from lib.training.processes import count_processes, get_rank
 from lib.training.runs import TrainingRun, plan_rate
 from lib.training.seeds import derive_seed
+from lib.training.shards import tokenize
 
 _PEAK_RATE = 1.5e-3
 _CAPTION_DROPOUT = 0.1
@@ -36,7 +37,7 @@ def train_denoiser(folder: Path, seed: int, steps: int, batch_tokens: int, grid_
     parts = build_parts(folder)
     run = TrainingRun(folder, "denoiser", parts.trained(), build_optimizers(parts.trained().values(), _PEAK_RATE))
     shorten_captions(parts.transformer)
-    empty = tokenize_motion(parts.tokenizer, [""])[0]
+    empty = tokenize(parts.tokenizer, [""], TEXT_TOKENS)[0]
     for step in run.iterate(steps):
         torch.manual_seed(derive_seed(seed, "step", step, get_rank()))
         size = list(CLIP_SIZES)[step >= _SMALL_SHARE * steps]

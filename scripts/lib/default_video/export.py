@@ -10,9 +10,8 @@ from lib.default_model import words
 from lib.default_video.clips import FRAMES
 from lib.default_video.latents import CLIP_SIZES
 from lib.default_video.motion import DIRECTIONS
-from lib.default_video.pipeline import assemble_pipeline, build_parts, load_pipeline
+from lib.default_video.pipeline import VideoParts, assemble_pipeline, build_parts, load_pipeline
 from lib.training.model_folder import has_begun, write_model, write_states
-from lib.training.runs import load_averages
 
 _CARD = f"""\
 # The default video model of TridentServe
@@ -39,9 +38,7 @@ are possible and get worse.
 
 def export_model(folder: Path, target: Path) -> None:
     """Write the model folder of a finished run, in the place of one that is there."""
-    parts = build_parts(folder)
-    steps = load_averages(folder, "denoiser", parts.trained())
-    write_model(folder, assemble_pipeline(folder, parts), steps, _CARD, target)
+    write_model(folder, build_parts(folder), assemble_pipeline, _CARD, target)
 
 
 def begin_from_model(folder: Path, model: Path, vae_steps: int) -> None:
@@ -55,4 +52,4 @@ def begin_from_model(folder: Path, model: Path, vae_steps: int) -> None:
     pipe.tokenizer.save_pretrained(folder / "tokenizer")
     statistics = [pipe.vae.config.latents_mean[0], pipe.vae.config.latents_std[0]]
     torch.save(torch.tensor(statistics), folder / "latent_statistics.pt")
-    write_states(folder, pipe, ("transformer", "text_encoder"), model, vae_steps)
+    write_states(folder, pipe, VideoParts.NAMES, model, vae_steps)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import random
 from dataclasses import dataclass, replace
 
 from lib.default_model import words
-from lib.default_model.scenes import HELD_OUT_ONE_IN, MARGIN, DrawnScene, Thing, pick_color, pick_turn
+from lib.default_model.scenes import MARGIN, DrawnScene, Thing, draw_until, is_held_out, pick_color, pick_turn
 
 # The ways of motion, in shares of the travelled distance (right, down), and their wordings.
 DIRECTIONS = {"right": (1, 0), "left": (-1, 0), "up": (0, -1), "down": (0, 1)}
@@ -53,7 +52,7 @@ class MovingScene:
     def held_out(self) -> bool:
         """True where no scene with these shapes, colors and directions is trained on."""
         parts = [self.kind, *(f"{part.thing.shape} {part.thing.color} {part.direction}" for part in self.things)]
-        return hashlib.sha256("/".join(parts).encode()).digest()[0] % HELD_OUT_ONE_IN == 0
+        return is_held_out(parts)
 
     def freeze(self, progress: float) -> DrawnScene:
         """The picture after a share `progress` of the clip, from 0 to 1."""
@@ -62,10 +61,8 @@ class MovingScene:
 
 def draw_motion(rng: random.Random, width: int, height: int, held_out: bool = False) -> MovingScene:
     """Draw a moving scene for a clip of `width` x `height` pixels, trained on or held out."""
-    while True:
-        scene = _try_motion(rng, width / min(width, height), height / min(width, height))
-        if scene is not None and scene.held_out == held_out:
-            return scene
+    shorter = min(width, height)
+    return draw_until(lambda: _try_motion(rng, width / shorter, height / shorter), held_out)
 
 
 def _try_motion(rng: random.Random, width: float, height: float) -> MovingScene | None:

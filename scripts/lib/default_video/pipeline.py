@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from lib.default_video.clips import FRAMES
 from lib.default_video.latents import PreparedClips
 from lib.default_video.vae_training import load_vae
 from lib.training.flow import SHIFT
+from lib.training.parts import TrainedParts
+from lib.training.shards import PixelSize
 from tridentserve.pipelines.loading import load_adapter
 from tridentserve.stages import Stage
 
@@ -35,20 +37,14 @@ STRIP_SIDE, STRIP_STEPS, STRIP_GUIDANCE = 96, 16, 4.0
 
 
 @dataclass(frozen=True)
-class VideoParts:
+class VideoParts(TrainedParts):
     """The parts that the transformer's training needs. The VAE is trained before and only used here."""
+
+    NAMES = ("transformer", "text_encoder")
 
     transformer: Any
     text_encoder: Any
     tokenizer: Any
-
-    def trained(self) -> dict[str, torch.nn.Module]:
-        """The parts with weights, by their names in the pipeline."""
-        return {"transformer": self.transformer, "text_encoder": self.text_encoder}
-
-    def replaced(self, parts: Mapping[str, torch.nn.Module]) -> VideoParts:
-        """The same tokenizer with other weights, such as averaged ones."""
-        return replace(self, **parts)
 
     def encode(self, ids: torch.Tensor) -> torch.Tensor:
         """Encode tokens (n, TEXT_TOKENS) as Wan's pipeline does, with one row of zeros for all its further ones.
@@ -92,7 +88,7 @@ def build_parts(folder: Path) -> VideoParts:
     return VideoParts(architecture.build_transformer(), architecture.build_text_encoder(tokenizer), tokenizer)
 
 
-def measure_latents(folder: Path, prepared: Mapping[tuple[int, int], PreparedClips]) -> torch.Tensor:
+def measure_latents(folder: Path, prepared: Mapping[PixelSize, PreparedClips]) -> torch.Tensor:
     """The mean and the standard deviation of the latents over all channels, measured once per run: (2,)."""
     path = folder / "latent_statistics.pt"
     if not path.exists():

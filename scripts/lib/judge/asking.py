@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,11 +50,22 @@ class PictureSampling:
 
 def draw_questions(number: int, side: int, seed: int) -> list[JudgedPrompt[DrawnScene]]:
     """Draw held-out scenes, the same for every side, until there are so many different prompts."""
+    return draw_prompts(number, side, seed, draw_scene, describe_plainly)
+
+
+def draw_prompts(
+    number: int,
+    side: int,
+    seed: int,
+    draw: Callable[[random.Random, int, int, bool], AskedScene],
+    describe: Callable[[AskedScene], str],
+) -> list[JudgedPrompt[AskedScene]]:
+    """As `draw_questions`, with scenes of any kind: `draw` takes width, height and whether they are held out."""
     rng = random.Random(seed)
-    scenes: dict[str, DrawnScene] = {}
+    scenes: dict[str, AskedScene] = {}
     while len(scenes) < number:
-        scene = draw_scene(rng, 1, 1, held_out=True)
-        scenes.setdefault(describe_plainly(scene), scene)
+        scene = draw(rng, 1, 1, True)
+        scenes.setdefault(describe(scene), scene)
     return [JudgedPrompt(scene, prompt, side, seed * 1_000_000 + i) for i, (prompt, scene) in enumerate(scenes.items())]
 
 
@@ -94,14 +105,35 @@ def request_pictures(
 ) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
     """As `ask_service`, with the service's whole answer beside each picture."""
 
-    def ask(question: JudgedPrompt[DrawnScene]) -> tuple[np.ndarray, dict[str, Any]]:
-        body: dict[str, Any] = {"model": model, "prompt": question.prompt, "size": f"{question.side}x{question.side}"}
-        body |= {"seed": question.seed, **settings.list_chosen()}
-        answer = client.post(f"{url}/v1/images/generations", json=body)
-        answer.raise_for_status()
+    bodies = make_bodies(model, questions, settings)
+    for answer in post_bodies(f"{url}/v1/images/generations", bodies, clients):
         content = answer.json()
         image = Image.open(io.BytesIO(base64.b64decode(content["data"][0]["b64_json"])))
-        return np.asarray(image.convert("RGB")), content
+        yield np.asarray(image.convert("RGB")), content
+
+
+def make_bodies(
+    model: str, questions: Sequence[JudgedPrompt[Any]], settings: PictureSampling, **further: Any
+) -> list[dict[str, Any]]:
+    """The bodies of requests for all questions, with `further` fields in each."""
+    return [
+        {
+            "model": model,
+            "prompt": question.prompt,
+            "size": f"{question.side}x{question.side}",
+            "seed": question.seed,
+            **settings.list_chosen(),
+            **further,
+        }
+        for question in questions
+    ]
+
+
+def post_bodies(url: str, bodies: Sequence[dict[str, Any]], clients: int) -> Iterator[httpx.Response]:
+    """The answers to all bodies, in order, so many at a time. Raises `httpx.HTTPError`."""
+
+    def post(body: dict[str, Any]) -> httpx.Response:
+        return client.post(url, json=body).raise_for_status()
 
     with httpx.Client(timeout=600) as client, ThreadPoolExecutor(clients) as pool:
-        yield from pool.map(ask, questions)
+        yield from pool.map(post, bodies)

@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import io
-import random
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import av
-import httpx
 import numpy as np
 
 from lib.default_video.clips import FRAMES, describe_motion_plainly
 from lib.default_video.motion import MovingScene, draw_motion
-from lib.judge.asking import JudgedPrompt, PictureSampling
+from lib.judge.asking import JudgedPrompt, PictureSampling, draw_prompts, make_bodies, post_bodies
 
 _BATCH = 4
 
 
 def draw_motion_questions(number: int, side: int, seed: int) -> list[JudgedPrompt[MovingScene]]:
     """Draw held-out moving scenes, the same for every side, until there are so many different prompts."""
-    rng = random.Random(seed)
-    scenes: dict[str, MovingScene] = {}
-    while len(scenes) < number:
-        scene = draw_motion(rng, 1, 1, held_out=True)
-        scenes.setdefault(describe_motion_plainly(scene), scene)
-    return [JudgedPrompt(scene, prompt, side, seed * 1_000_000 + i) for i, (prompt, scene) in enumerate(scenes.items())]
+    return draw_prompts(number, side, seed, draw_motion, describe_motion_plainly)
 
 
 def ask_video_pipeline(
@@ -59,13 +50,7 @@ def ask_video_service(
 ) -> Iterator[np.ndarray]:
     """Ask a running service, with so many requests at a time. Raises `httpx.HTTPError`."""
 
-    def ask(question: JudgedPrompt[MovingScene]) -> np.ndarray:
-        body: dict[str, Any] = {"model": model, "prompt": question.prompt, "size": f"{question.side}x{question.side}"}
-        body |= {"seed": question.seed, "num_frames": FRAMES, **settings.list_chosen()}
-        answer = client.post(f"{url}/v1/videos/sync", json=body)
-        answer.raise_for_status()
+    bodies = make_bodies(model, questions, settings, num_frames=FRAMES)
+    for answer in post_bodies(f"{url}/v1/videos/sync", bodies, clients):
         with av.open(io.BytesIO(answer.content), mode="r") as file:
-            return np.stack([frame.to_ndarray(format="rgb24") for frame in file.decode(video=0)])
-
-    with httpx.Client(timeout=600) as client, ThreadPoolExecutor(clients) as pool:
-        yield from pool.map(ask, questions)
+            yield np.stack([frame.to_ndarray(format="rgb24") for frame in file.decode(video=0)])

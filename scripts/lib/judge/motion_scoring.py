@@ -43,9 +43,7 @@ def score_clip(scene: MovingScene, clip: np.ndarray) -> MotionScore:
 
 def moves(direction: str, first: ReadThing, last: ReadThing) -> bool:
     """Tell whether a thing moves to that side: far enough, and more so than across."""
-    right, down = DIRECTIONS[direction]
-    x, y = last.x - first.x, last.y - first.y
-    along, across = (x * right, y) if right else (y * down, x)
+    along, across = first.measure_way(last, DIRECTIONS[direction])
     return along > max(abs(across), _MIN_WAY)
 
 

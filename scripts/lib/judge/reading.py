@@ -40,6 +40,12 @@ class ReadThing:
     area: float
     """In shares of the shorter side, squared."""
 
+    def measure_way(self, other: ReadThing, direction: tuple[int, int]) -> tuple[float, float]:
+        """The distances at which another thing lies from this one along a direction (right, down) and across it."""
+        right, down = direction
+        x, y = other.x - self.x, other.y - self.y
+        return (x * right, y) if right else (y * down, x)
+
 
 @dataclass(frozen=True)
 class Reading:

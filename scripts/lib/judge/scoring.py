@@ -47,9 +47,7 @@ def score_picture(scene: DrawnScene, reading: Reading) -> Score:
 
 def holds(relation: str, first: ReadThing, second: ReadThing) -> bool:
     """Tell whether the first thing lies above (below, left of, right of) the second: more so than to its side."""
-    right, down = words.RELATIONS[relation]
-    x, y = second.x - first.x, second.y - first.y
-    along, across = (x * right, y) if right else (y * down, x)
+    along, across = first.measure_way(second, words.RELATIONS[relation])
     return along > abs(across)
 
 

@@ -6,24 +6,33 @@ import datetime
 import json
 import shutil
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import diffusers
 import torch
 
+from lib.training.parts import TrainedParts
+from lib.training.runs import load_averages
 from tridentserve.pipelines.loading import lower_precision
 
 # In the model folder: how it was trained. In a run's folder: how the model was trained that the run began from.
 HISTORY = "training.json"
 
+AnyParts = TypeVar("AnyParts", bound=TrainedParts)
 
-def write_model(folder: Path, pipe: Any, steps: int, card: str, target: Path) -> None:
-    """Write the pipeline of a run of so many `steps` in half precision to `target`, in the place of one that is there.
+
+def write_model(
+    folder: Path, parts: AnyParts, assemble: Callable[[Path, AnyParts], Any], card: str, target: Path
+) -> None:
+    """Write the pipeline that `assemble` makes of a finished run, in half precision, to `target`, in the place of one
+    that is there. `parts` are new ones, which get the averages of the run.
 
     `card` is the text of its card; the keys of its history and `size_mb` may stand in it in braces.
     """
+    steps = load_averages(folder, "denoiser", parts.trained())
+    pipe = assemble(folder, parts)
     for part in pipe.components.values():
         if isinstance(part, torch.nn.Module):
             kept = (part._keep_in_fp32_modules or []) if isinstance(part, diffusers.ModelMixin) else []

@@ -33,6 +33,11 @@ class Form:
     def page(self) -> Any:
         return self.console.page
 
+    async def change_field(self, name: str, value: str) -> None:
+        """Type into a field, and leave it."""
+        await self.page.fill(f"#{name}", value)
+        await self.leave_field()
+
     async def leave_field(self) -> None:
         """A field tells of its change when it is left."""
         await self.page.locator("#prompt").focus()
@@ -81,17 +86,14 @@ async def test_it_says_when_a_request_would_be_ready_or_that_it_would_be_late(fo
     await form.leave_field()
     await form.wait_for_quote("Would be ready in about 0.5 s.")
     assert await form.page.get_attribute("#composer button.primary", "aria-describedby") == "quote"
-    await form.page.fill("#steps", "30")
-    await form.leave_field()
+    await form.change_field("steps", "30")
     await form.wait_for_quote("Would be late: ready in about 3.0 s, 2.0 s after its deadline.")
-    await form.page.fill("#deadline", "2.5")
-    await form.leave_field()
+    await form.change_field("deadline", "2.5")
     await form.wait_for_quote("Would be late: ready in about 3.0 s, 0.5 s after its deadline.")
     await form.page.click("#more > summary")
     await form.page.select_option("#on-late", "refuse")
     await form.wait_for_quote("Would be refused: ready in about 3.0 s, 0.5 s after its deadline.")
-    await form.page.fill("#size", "160x160")
-    await form.leave_field()
+    await form.change_field("size", "160x160")
     await form.wait_for_quote("no live worker could run it at the moment")
 
 
@@ -99,18 +101,15 @@ async def test_what_cannot_be_sent_has_no_quote(form: Form) -> None:
     await form.console.fill("tiny-sd3", size="64x64", steps=5)
     await form.leave_field()
     await form.wait_for_quote("Would be ready in about 0.5 s.")
-    await form.page.fill("#size", "64")
-    await form.leave_field()
+    await form.change_field("size", "64")
     await form.wait_for_quote("")
     # An edit has the size of an image that the quote does not see.
     await form.page.fill("#size", "")
     await form.page.fill("#steps", "5")
     await form.page.select_option("#model", "tiny-kontext")
-    await form.page.fill("#size", "64x64")
-    await form.leave_field()
+    await form.change_field("size", "64x64")
     await form.wait_for_quote("Would be ready in about 0.5 s.")
-    await form.page.fill("#size", "")
-    await form.leave_field()
+    await form.change_field("size", "")
     await form.wait_for_quote("")
 
 
@@ -159,8 +158,7 @@ async def test_the_fields_of_a_video(form: Form) -> None:
     await form.page.click("#composer button.primary")
     # One more than a multiple of four is allowed: nothing was sent.
     assert await form.page.locator(".result").count() == 0
-    await form.page.fill("#frames", "9")
-    await form.leave_field()
+    await form.change_field("frames", "9")
     await form.page.locator("#frames-hint", has_text="0.5 s long").wait_for()
 
     async def answer(route: Any) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from lib.default_video import pipeline
-from lib.default_video.architecture import build_vae
-from lib.default_video.latents import tokenize_motion
+from lib.default_video.architecture import TEXT_TOKENS, build_vae
 from lib.default_video.pipeline import STRIP_PROMPTS, VideoParts, assemble_pipeline, build_parts, shorten_captions
+from lib.training.shards import tokenize
 
 from tests.scripts.default_model.whole_run import train_and_judge
 
@@ -38,7 +38,7 @@ def test_short_captions_mean_what_the_pipelines_do(tmp_path: Path) -> None:
     with torch.no_grad():
         whole, _ = assembled.encode_prompt(prompts, do_classifier_free_guidance=False, max_sequence_length=512)
         expected = parts.transformer(encoder_hidden_states=whole, **inputs)[0]
-        embeds = parts.encode(tokenize_motion(parts.tokenizer, prompts))
+        embeds = parts.encode(tokenize(parts.tokenizer, prompts, TEXT_TOKENS))
         shorten_captions(parts.transformer)
         actual = parts.transformer(encoder_hidden_states=embeds, **inputs)[0]
     torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-4)
