@@ -14,6 +14,7 @@ from lib.default_model.latents import SIZES, SMALL_PIXELS, WORDINGS, PreparedPic
 from lib.default_model.pipeline import ModelParts, build_parts, measure_latents, save_grid
 from lib.training.flow import add_noise
 from lib.training.optimizers import build_optimizers
+from lib.training.precision import compute_fast
 from lib.training.processes import count_processes, get_rank
 from lib.training.runs import TrainingRun, plan_rate
 from lib.training.seeds import derive_seed
@@ -22,7 +23,7 @@ from lib.training.shards import tokenize
 _PEAK_RATE = 1.5e-3
 _CAPTION_DROPOUT = 0.1
 # The share of the steps that sees small pictures only.
-_SMALL_SHARE = 0.8
+_SMALL_SHARE = 0.6
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ def train_denoiser(folder: Path, seed: int, steps: int, batch_tokens: int, grid_
         torch.manual_seed(derive_seed(seed, "step", step, get_rank()))
         size = draw_size(random.Random(derive_seed(seed, "size", step)), step / steps)
         batch = _draw_batch(prepared[size], -(-batch_tokens // (count_image_tokens(*size) + 2 * TEXT_TOKENS)), empty)
-        loss = compute_loss(parts, batch.latents.float() * scale, batch)
+        with compute_fast():
+            loss = compute_loss(parts, batch.latents.float() * scale, batch)
         norm = run.learn(loss, plan_rate(step, steps, _PEAK_RATE, warm_up=200))
         run.average(0.996)
         if step % 10 == 0:

@@ -13,6 +13,7 @@ from lib.default_video.latents import CLIP_SIZES, CLIP_WORDINGS, load_clips
 from lib.default_video.pipeline import VideoParts, build_parts, measure_latents, save_strips, shorten_captions
 from lib.training.flow import add_noise
 from lib.training.optimizers import build_optimizers
+from lib.training.precision import compute_fast
 from lib.training.processes import count_processes, get_rank
 from lib.training.runs import TrainingRun, plan_rate
 from lib.training.seeds import derive_seed
@@ -46,7 +47,8 @@ def train_denoiser(folder: Path, seed: int, steps: int, batch_tokens: int, grid_
         dropped = (torch.rand(rows) < _CAPTION_DROPOUT)[:, None]
         ids = torch.where(dropped, empty, prepared[size].ids[index, wording].long())
         latents = (prepared[size].latents[index].float() - mean) / deviation
-        loss = compute_motion_loss(parts, latents, ids)
+        with compute_fast():
+            loss = compute_motion_loss(parts, latents, ids)
         norm = run.learn(loss, plan_rate(step, steps, _PEAK_RATE, warm_up=200))
         run.average(0.996)
         if step % 10 == 0:

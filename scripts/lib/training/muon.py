@@ -1,7 +1,7 @@
 """The optimizer of the transformer: Muon for matrices, which learns in fewer steps than AdamW, and AdamW for the rest.
 
 `torch.optim.Muon` computes in bfloat16, which takes three times as long on a CPU without such instructions; this one
-computes in the precision of the weights and takes matrices of one shape together.
+does so only where it has them (`compute_fast`), and takes matrices of one shape together.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from lib.training.precision import compute_fast
 from lib.training.processes import compute_shared
 
 # Newton-Schulz iteration of Keller Jordan's Muon: five steps bring all singular values near one.
@@ -56,7 +57,9 @@ def orthogonalize(matrices: torch.Tensor) -> torch.Tensor:
     first, second, third = _COEFFICIENTS
     wide: torch.Tensor = matrices if matrices.shape[1] <= matrices.shape[2] else matrices.mT
     wide = wide / (torch.linalg.matrix_norm(wide, keepdim=True) + 1e-7)
-    for _ in range(_ITERATIONS):
-        gram = wide @ wide.mT
-        wide = first * wide + torch.baddbmm(gram, gram, gram, beta=second, alpha=third) @ wide
+    with compute_fast():
+        for _ in range(_ITERATIONS):
+            gram = wide @ wide.mT
+            wide = first * wide + torch.baddbmm(gram, gram, gram, beta=second, alpha=third) @ wide
+    wide = wide.to(matrices.dtype)
     return wide if matrices.shape[1] <= matrices.shape[2] else wide.mT

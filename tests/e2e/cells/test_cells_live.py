@@ -22,9 +22,9 @@ from tests.support.decision_log import read_lines
 from tests.support.waiting import PATIENCE_S, wait_until
 from tridentserve.pipelines.tiny.build import ensure_tiny
 
-# Eight requests keep both cells busy until one of them is lost.
 NUM_REQUESTS = 8
-STEPS = 150
+# As many plain and as many streamed requests of so many steps keep both cells busy until one of them is lost.
+NUM_LONG, STEPS = 3, 150
 
 
 @dataclass(frozen=True)
@@ -125,9 +125,9 @@ def test_a_cell_that_is_killed_loses_no_request(cells: CellService) -> None:
     before = [cells.num_running(cell) for cell in (0, 1)]
     victim = list_schedulers()["Scheduler-1"]
     body = {"prompt": "a lost cell", "num_inference_steps": STEPS}
-    with ThreadPoolExecutor(2 * NUM_REQUESTS) as pool:
-        asked = [pool.submit(cells.generate, **body) for _ in range(NUM_REQUESTS)]
-        streamed = [pool.submit(cells.stream, **body) for _ in range(NUM_REQUESTS)]
+    with ThreadPoolExecutor(2 * NUM_LONG) as pool:
+        asked = [pool.submit(cells.generate, **body) for _ in range(NUM_LONG)]
+        streamed = [pool.submit(cells.stream, **body) for _ in range(NUM_LONG)]
         wait_until(lambda: all(cells.num_running(cell) > before[cell] for cell in (0, 1)), "both cells denoise")
         os.kill(victim, signal.SIGKILL)
         answers = [one.result(timeout=PATIENCE_S) for one in asked]

@@ -1,0 +1,19 @@
+"""The precision and the kernels with which a CPU trains small models fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+
+@contextmanager
+def compute_fast() -> Iterator[None]:
+    """Within this, products of matrices are computed in bfloat16 where the CPU has instructions for it (four times as
+    fast), and attention by plain products: torch's own kernel for CPUs is slow backwards for few tokens. Weights keep
+    their precision."""
+    native = bool(torch.cpu.get_capabilities().get("avx512_bf16"))
+    with torch.autocast("cpu", torch.bfloat16, enabled=native), sdpa_kernel(SDPBackend.MATH):
+        yield
