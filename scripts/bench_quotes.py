@@ -3,11 +3,11 @@
 `POST /v1/quotes` would answer them at that moment, beside the time from arrival to result.
 
 Simulated, each mix is served by the default policy on nodes of 8 GPUs, with Poisson arrivals at `--load` times what
-the GPUs can do by the profile at degree 1. Live, a service with the workers and the placement of
-deployments/tiny.yaml is started; clients ask it as fast as it answers, which says how much it can do, and then a
-Poisson trace at `--load` times that is replayed. The first fifth of each run is not counted: predictions learn from
-requests that have ended. An error is |predicted - actual| / actual. Seeds below 1,000 are for tuning. The last line
-is one JSON object.
+the GPUs can do by the profile at degree 1. Live, the service of `--config` is started, or with `--url` one is asked
+that runs here; clients ask it for images of its first model as fast as it answers, which says how much it can do, and
+then a Poisson trace at `--load` times that is replayed. The first fifth of each run is not counted: predictions learn
+from requests that have ended. An error is |predicted - actual| / actual. Seeds below 1,000 are for tuning. The last
+line is one JSON object.
 
 Example: python scripts/bench_quotes.py --seed 10000
 """
@@ -29,6 +29,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_worker_niceness", "0")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import httpx
 import yaml
 from lib.benchmark import describe_run, print_result
 from lib.command_line import PROFILES, Parser, make_positive, parse_not_negative, parse_sides, parse_whole_number
@@ -53,9 +54,8 @@ from tridentserve.engine.simulated import SimulationOptions
 from tridentserve.errors import TridentServeError
 from tridentserve.scheduling.scheduler import SchedulerOptions
 
-_TINY = Path(__file__).parent.parent / "deployments" / "tiny.yaml"
+_QUICKSTART = Path(__file__).parent.parent / "deployments" / "quickstart.yaml"
 _WARM_UP = 0.2
-_MODEL = "tiny-sd3"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows = [_measure_simulated(mix, options) for mix in options.mixes] if "simulated" in options.ways else []
         if "live" in options.ways:
             rows.append(_measure_live(options))
-    except TridentServeError as error:
+    except (OSError, httpx.HTTPError, TridentServeError) as error:
         print(f"bench_quotes: {error}", file=sys.stderr)
         return 2
     print_result(run, {"load": options.load, "seed": options.seed, "rows": rows})
@@ -94,24 +94,31 @@ def _measure_simulated(name: str, options: argparse.Namespace) -> dict[str, Any]
 
 
 def _measure_live(options: argparse.Namespace) -> dict[str, Any]:
+    if options.url:
+        return _ask_service(options.url.rstrip("/"), options)
     # Ray is started by this alone.
     from lib.local_service import run_local_service
 
-    (app,) = yaml.safe_load(_TINY.read_text())["applications"]
-    args = AppArgs.model_validate(app["args"])
-    with run_local_service(args) as url:
-        results = asyncio.run(_serve_live(url, options))
+    (app,) = yaml.safe_load(options.config.read_text())["applications"]
+    with run_local_service(AppArgs.model_validate(app["args"])) as url:
+        return _ask_service(url, options)
+
+
+def _ask_service(url: str, options: argparse.Namespace) -> dict[str, Any]:
+    model = httpx.get(f"{url}/v1/models").raise_for_status().json()["data"][0]["id"]
+    workers = httpx.get(f"{url}/health").raise_for_status().json()["workers_total"]
+    results = asyncio.run(_serve_live(url, model, options))
     pairs = [(each.facts.predicted_s, each.latency_s) for each in results if each.error is None]
-    return _make_row("live", "tiny.yaml", args.cluster.num_workers, pairs)
+    return _make_row("live", model, workers, pairs)
 
 
-async def _serve_live(url: str, options: argparse.Namespace) -> list[Any]:
+async def _serve_live(url: str, model: str, options: argparse.Namespace) -> list[Any]:
     """The answers to a Poisson trace, after a time in which clients kept the service busy."""
     shapes = tuple(MixShape(height=side, width=side, weight=1.0) for side in options.sides)
     mix = Mix(
         name="live",
         about="a mix of a benchmark",
-        model=_MODEL,
+        model=model,
         num_inference_steps=options.steps,
         rate_per_s=1.0,
         num_gpus=1,
@@ -197,6 +204,13 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         default=SimulationOptions().jitter,
         help="relative deviation of simulated stage times (default %(default)s)",
     )
+    parser.add_argument(
+        "--config",
+        type=Path,
+        default=_QUICKSTART,
+        help="the Serve config file of the live service (default: deployments/quickstart.yaml)",
+    )
+    parser.add_argument("--url", help="of a running service, such as http://127.0.0.1:8000, in the place of --config")
     parser.add_argument(
         "--sides", type=parse_sides, default="128,192,256", help="sides of live images (default %(default)s)"
     )

@@ -19,6 +19,8 @@ from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _TINY_IMAGES = {"max_side": 1024, "max_pixels": 1024 * 1024}
 _TINY_VIDEOS = {"max_side": 256, "max_pixels": 128 * 128, "max_frames": 33, "max_pixel_frames": 128 * 128 * 17}
+# Most frames per second that a video may have.
+MAX_FPS = 120
 CellNumber = Annotated[int, Field(ge=0)]
 
 
@@ -65,6 +67,13 @@ class RequestDefaults(Args):
         allow_inf_nan=False,
         description="Guidance scale, such as 1 for a model that was distilled to do without; without it that of the "
         "model's family.",
+    )
+    fps: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_FPS,
+        description="Frames per second of a video; without it those of the model's family. It has no effect on models "
+        "that make images.",
     )
 
 

@@ -111,7 +111,8 @@ class ServedModel:
 
     @property
     def default_fps(self) -> int:
-        return self.family.default_fps or _DEFAULT_FPS
+        """Frames per second of a video whose request names none."""
+        return self.defaults.fps or self.family.default_fps or _DEFAULT_FPS
 
     @property
     def default_side(self) -> int:

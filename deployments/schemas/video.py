@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
+from deployments.config.models import MAX_FPS
 from deployments.models.served import ServedModel
 from deployments.schemas.image import (
     GenerationRequest,
@@ -25,7 +26,6 @@ from tridentserve.errors import InvalidRequestError
 from tridentserve.models.input_image import check_image_presence
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape
 
-MAX_FPS = 120.0
 MAX_SECONDS = 3600.0
 _IMAGE_FIELD = "input_reference"
 

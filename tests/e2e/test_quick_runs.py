@@ -66,6 +66,11 @@ def test_consoles_beside_requests_to_the_service_of_the_tests(service: Service, 
         assert low <= result[name] <= high
 
 
+def test_predictions_of_the_service_of_the_tests(service: Service, tmp_path: Path) -> None:
+    result = run_quick("bench_quotes", tmp_path, "--url", service.url)
+    assert [row["way"] for row in result["rows"]] == ["simulated", "simulated", "live"]
+
+
 def test_requests_are_preempted_beside_the_service_of_the_tests(
     service: Service, tiny_cache: Path, tmp_path: Path
 ) -> None:

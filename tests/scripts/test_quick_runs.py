@@ -29,3 +29,9 @@ def test_no_benchmark_is_left_out() -> None:
 @pytest.mark.parametrize("script", WITH_RAY)
 def test_the_figures_are_documented(script: str) -> None:
     assert read_documented_figures(script)
+
+
+@pytest.mark.parametrize("script", WITH_RAY)
+def test_those_that_need_ray_are_run_by_the_tests_that_have_it(script: str) -> None:
+    runs = (ROOT / "tests" / "e2e" / "test_quick_runs.py").read_text(encoding="utf-8")
+    assert f'run_quick("{script}"' in runs

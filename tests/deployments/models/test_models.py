@@ -13,6 +13,7 @@ from deployments.config.models import Limits, ModelArgs, RequestDefaults
 from deployments.models.served import ServedModel, build_served_model, build_served_models
 from deployments.schemas.image import build_image_request, parse_image_request
 from deployments.schemas.model_choice import check_size
+from deployments.schemas.video import build_video_request, parse_video_request
 from tridentserve.errors import InvalidRequestError
 from tridentserve.models.families import FAMILIES
 from tridentserve.requests import Shape
@@ -157,6 +158,15 @@ def test_requests_that_name_none_have_the_defaults_of_the_model(
     named = parse_image_request({"prompt": "a fox", "num_inference_steps": 9, "guidance_scale": 2.0})
     spec, inputs = build_image_request(named, {"m": model})
     assert (spec.num_inference_steps, inputs.guidance_scale) == (9, 2.0)
+
+
+@pytest.mark.parametrize(("defaults", "fps"), [({}, 16), ({"fps": 8}, 8)], ids=str)
+def test_videos_whose_requests_name_no_rate_have_that_of_the_model(defaults: dict[str, int], fps: int) -> None:
+    args = {"name": "m", "tiny": "wan", "defaults": defaults}
+    model = build_served_model(ModelArgs.model_validate(args))
+    assert build_video_request(parse_video_request({"prompt": "a fox"}), {"m": model})[1].fps == fps
+    assert build_video_request(parse_video_request({"prompt": "a fox", "fps": 3}), {"m": model})[1].fps == 3
+    assert model.to_json()["defaults"]["fps"] == fps
 
 
 @pytest.mark.parametrize(("side", "chosen"), [(None, 512), (256, 256), (250, 240), (4096, 512), (1, 16)])

@@ -14,8 +14,10 @@ from lib.default_model.latents import SIZES, SMALL_PIXELS
 from lib.default_model.pipeline import build_parts
 from lib.training.model_folder import count_earlier_steps
 from lib.training.muon import MatrixOptimizer, orthogonalize
+from lib.training.precision import compute_fast
 from lib.training.runs import load_averages
 from safetensors.torch import load_file
+from torch.nn import functional
 
 from tridentserve.models.model_folder import find_shipped_model
 
@@ -29,7 +31,8 @@ def test_orthogonal_updates_keep_singular_vectors(shape: tuple[int, int]) -> Non
         inner = left.T @ result @ right.T
         strong = values > 0.05 * values.max()
         assert ((inner.diagonal() > 0.3) & (inner.diagonal() < 1.5))[strong].all()
-        assert (inner - inner.diagonal().diag()).abs().max() < 1e-4
+        # Products of bfloat16 numbers, where the CPU computes them.
+        assert (inner - inner.diagonal().diag()).abs().max() < 0.05
 
 
 def test_matrices_learn_a_linear_map() -> None:
@@ -44,6 +47,18 @@ def test_matrices_learn_a_linear_map() -> None:
         optimizer.step()
         optimizer.zero_grad()
     assert losses[-1] < 0.2 * losses[0]
+
+
+def test_fast_computing_changes_results_a_little_and_no_precision_of_weights() -> None:
+    torch.manual_seed(4)
+    layer, rows = torch.nn.Linear(64, 64), torch.randn(2, 4, 10, 64)
+    with compute_fast():
+        fast = functional.scaled_dot_product_attention(layer(rows), layer(rows), layer(rows))
+    fast.float().square().mean().backward()  # type: ignore[no-untyped-call]
+    assert layer.weight.grad is not None
+    assert {layer.weight.dtype, layer.weight.grad.dtype} == {torch.float32}
+    exact = functional.scaled_dot_product_attention(layer(rows), layer(rows), layer(rows))
+    torch.testing.assert_close(fast.float(), exact, rtol=0.05, atol=0.05)
 
 
 def test_small_pictures_come_first() -> None:
