@@ -51,6 +51,10 @@ def _parse_counts(text: str) -> list[int]:
     return counts
 
 
+def _parse_batches(text: str) -> list[int] | None:
+    return None if text == "auto" else _parse_counts(text)
+
+
 def _parse_stages(text: str) -> list[Stage]:
     try:
         return [Stage(part) for part in text.split(",")]
@@ -94,7 +98,11 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--decode-degrees", type=_parse_degrees, default="1", help="degrees of decode (default %(default)s)"
     )
     parser.add_argument(
-        "--batches", type=_parse_counts, default="1", help="batch sizes, such as 1,2,4 (default %(default)s)"
+        "--batches",
+        type=_parse_batches,
+        default="auto",
+        help="batch sizes, such as 1,2,4; auto (the default) doubles a batch, up to 8, for as long as it takes less "
+        "than a fifth longer than one",
     )
     parser.add_argument(
         "--stages", type=_parse_stages, default=list(Stage), help="stages to measure, of encode,diffuse,decode"
@@ -175,6 +183,8 @@ def _profile(name: str, source: Source, arguments: argparse.Namespace, output: _
         def on_point(point: ProfilePoint, sample: Sample, table: ProfileTable) -> None:
             output.write(table)
             bar.set_postfix_str(f"{point}: {1000 * sample.seconds:.1f} ms")
+            if bar.n == bar.total:  # larger batches, whose number is not known before
+                bar.total += 1
             bar.update()
 
         def on_skip(point: ProfilePoint, reason: str) -> None:

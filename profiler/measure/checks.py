@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
+from profiler.cost_model import BATCH_LATENCY_GROWTH
 from profiler.measure.configs import read_config_value
 from profiler.measure.stages import Source
 from tridentserve.errors import ModelFolderError, ProfileError
@@ -14,6 +15,9 @@ from tridentserve.models.family import Family
 from tridentserve.models.model_folder import detect_family, read_component_classes, read_json, stage_weights_bytes
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage
+
+# The largest batch of those that are found by doubling.
+_LARGEST_BATCH = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +38,12 @@ class ProfilePoint:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """All points to time. `degrees` are of DIFFUSE; ENCODE has degree 1."""
+    """All points to time. `degrees` are of DIFFUSE; ENCODE has degree 1. Without `batches` a batch is doubled for as
+    long as it pays (`list_larger_batches`)."""
 
     shapes: Sequence[Shape]
     degrees: Sequence[int] = (1,)
-    batches: Sequence[int] = (1,)
+    batches: Sequence[int] | None = (1,)
     stages: Sequence[Stage] = tuple(Stage)
     decode_degrees: Sequence[int] = (1,)
 
@@ -56,8 +61,25 @@ class Sweep:
             if stage in self.stages
             for shape in self.shapes
             for degree in sorted(degrees[stage])
-            for batch in sorted(self.batches)
+            for batch in sorted((1,) if self.batches is None else self.batches)
         ]
+
+    def list_larger_batches(self, seconds: Mapping[ProfilePoint, float]) -> list[ProfilePoint]:
+        """The next batches to time, by what was timed so far: twice the largest batch of each stage, shape and degree
+        that still takes less than `BATCH_LATENCY_GROWTH` times what one takes, up to 8. Empty with `batches`."""
+        if self.batches is not None:
+            return []
+        larger = []
+        for point in self.list_points():
+            batch = point.batch
+            while (timed := seconds.get(replace(point, batch=batch))) is not None:
+                if timed >= BATCH_LATENCY_GROWTH * seconds[point] and batch > 1:
+                    break
+                batch *= 2
+            else:
+                if 1 < batch <= _LARGEST_BATCH:
+                    larger.append(replace(point, batch=batch))
+        return larger
 
 
 def check_measurable(source: Source, sweep: Sweep) -> None:
@@ -70,7 +92,7 @@ def check_measurable(source: Source, sweep: Sweep) -> None:
         stage_weights_bytes(source.folder)
     for shape in sweep.shapes:
         _check_shape(family, shape)
-    if not (sweep.shapes and sweep.degrees and sweep.decode_degrees and sweep.batches and sweep.stages):
+    if not (sweep.shapes and sweep.degrees and sweep.decode_degrees and sweep.batches != () and sweep.stages):
         raise ProfileError("there is nothing to measure; name at least one size, degree, batch and stage")
     degrees = [*sweep.degrees, *sweep.decode_degrees]
     if any(degree < 1 or degree & (degree - 1) for degree in degrees):

@@ -7,7 +7,7 @@ with the device in question.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import diffusers
@@ -55,38 +55,78 @@ def measure(
     """
     check_measurable(source, sweep)
     device, settings = find_device_name(source.device), _describe_settings(source, options)
-    table = growing = _take_over(known, model, device, settings)
-    done = {_read_point(row) for row in table.rows}
-    wanted = [point for point in sweep.list_points() if point not in done]
+    run = _Measurement(source, options, settings, _take_over(known, model, device, settings))
+    wanted = run.list_wanted(sweep)
     if wanted:
-        dtype = _find_dtype(source)
-        weights = (
-            count_random_weights_bytes(source.folder, dtype)
-            if source.random_weights
-            else stage_weights_bytes(source.folder, dtype.itemsize)
-        )
-        best: dict[ProfilePoint, Sample] = {}
         set_threads(options.num_threads)
-        degree = max(point.degree for point in wanted)
-        with Processes(source, degree, options.repeats, options.num_threads) as processes:
-            for _ in range(options.passes):
-                skipped: set[ProfilePoint] = set()
-                for point, sample in processes.take_samples(wanted):
-                    if isinstance(sample, str):
-                        skipped.add(point)
-                        on_skip(point, sample)
-                        continue
-                    if point not in best or sample.seconds < best[point].seconds:
-                        best[point] = sample
-                    rows = (_make_row(model, device, at, kept, settings, options) for at, kept in best.items())
-                    held = {row.stage: row for row in growing.weights}
-                    merged = (_make_weights_row(model, stage, weights[stage], best, held.get(stage)) for stage in Stage)
-                    table = ProfileTable(model, (*growing.rows, *rows), tuple(merged))
-                    on_point(point, sample, table)
-                wanted = [point for point in wanted if point not in skipped]
-    if not table.rows:
+        with Processes(source, sweep.max_degree, options.repeats, options.num_threads) as processes:
+            while wanted:
+                for _ in range(options.passes):
+                    run.take_pass(processes, wanted, on_point, on_skip)
+                wanted = run.list_wanted(sweep)
+    if not run.table.rows:
         raise ProfileError(f"no point of {model} could be measured; choose smaller sizes")
-    return table
+    return run.table
+
+
+class _Measurement:
+    """What was measured of one model so far. `begun`: the table to which it is added."""
+
+    def __init__(self, source: Source, options: MeasureOptions, settings: str, begun: ProfileTable) -> None:
+        self.table = begun
+        """With all that was measured."""
+        self._begun = begun
+        self._source = source
+        self._options = options
+        self._settings = settings
+        self._best: dict[ProfilePoint, Sample] = {}
+        self._skipped: set[ProfilePoint] = set()
+        self._weights_bytes: Mapping[Stage, int] | None = None
+
+    def list_wanted(self, sweep: Sweep) -> list[ProfilePoint]:
+        """The points to time next: those of the sweep that are left, then larger batches."""
+        seconds = {_read_point(row): row.seconds for row in self.table.rows}
+        left = [point for point in sweep.list_points() if point not in seconds and point not in self._skipped]
+        return left or [point for point in sweep.list_larger_batches(seconds) if point not in self._skipped]
+
+    def take_pass(
+        self,
+        processes: Processes,
+        wanted: Sequence[ProfilePoint],
+        on_point: Callable[[ProfilePoint, Sample, ProfileTable], None],
+        on_skip: Callable[[ProfilePoint, str], None],
+    ) -> None:
+        """Time each point once; the fastest of all passes counts."""
+        for point, sample in processes.take_samples([point for point in wanted if point not in self._skipped]):
+            if isinstance(sample, str):
+                self._skipped.add(point)
+                on_skip(point, sample)
+                continue
+            if point not in self._best or sample.seconds < self._best[point].seconds:
+                self._best[point] = sample
+            self.table = self._make_table()
+            on_point(point, sample, self.table)
+
+    def _make_table(self) -> ProfileTable:
+        model, device = self._begun.name, find_device_name(self._source.device)
+        rows = (
+            _make_row(model, device, point, sample, self._settings, self._options)
+            for point, sample in self._best.items()
+        )
+        if self._weights_bytes is None:
+            self._weights_bytes = _count_weights_bytes(self._source)
+        held = {row.stage: row for row in self._begun.weights}
+        weights = (
+            _make_weights_row(model, stage, self._weights_bytes[stage], self._best, held.get(stage)) for stage in Stage
+        )
+        return ProfileTable(model, (*self._begun.rows, *rows), tuple(weights))
+
+
+def _count_weights_bytes(source: Source) -> Mapping[Stage, int]:
+    dtype = _find_dtype(source)
+    if source.random_weights:
+        return count_random_weights_bytes(source.folder, dtype)
+    return stage_weights_bytes(source.folder, dtype.itemsize)
 
 
 def _read_point(row: ProfileRow) -> ProfilePoint:

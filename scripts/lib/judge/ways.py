@@ -67,8 +67,9 @@ def _scale(row: ProfileRow, degree: int, batch: int) -> ProfileRow:
 
 
 def make_way_args(args: AppArgs, way: ServingWay, profile: Path, side: int, steps: int) -> AppArgs:
-    """The service of `args` on four whole workers that runs requests of one size in one way."""
+    """The service of the first model of `args` on four whole workers that runs requests of one size in one way."""
     content = args.model_dump(mode="json", exclude_unset=True, exclude={"placement"})
+    content["models"] = content["models"][:1]
     content["placement"] = ["EDC"] * _WORKERS
     content["cluster"] |= {"workers_per_node": _WORKERS, "max_denoising": _WORKERS}
     content["dispatch"] = dict(way.dispatch)

@@ -23,7 +23,7 @@ from tridentserve.requests import GenerationInputs, Shape
 from tridentserve.stages import Stage
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "profile_model.py"
-QUICK = ("--degrees", "1", "--steps-per-point", "1")
+QUICK = ("--degrees", "1", "--batches", "1", "--steps-per-point", "1")
 
 Main = Callable[[list[str]], int]
 

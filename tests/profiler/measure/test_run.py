@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from profiler import CostModel
+from profiler.cost_model import BATCH_LATENCY_GROWTH
 from profiler.measure.checks import ProfilePoint, Sweep
 from profiler.measure.memory import measure_peak_bytes
 from profiler.measure.run import MeasureOptions, measure
-from profiler.measure.stages import Sample, Source, sample_decode
+from profiler.measure.stages import Sample, Source, sample_decode, sample_encode
 from tests.profiler.measure import short_of_memory
 from tridentserve.errors import ModelFolderError, ProfileError
 from tridentserve.pipelines.tiny.build import ensure_tiny
@@ -79,6 +83,49 @@ def test_encoding_image_is_measured_with_one(tiny_cache: Path) -> None:
     # Float32: 64 numbers for each token of the image, of which there are 16 and 256.
     at_most = held.output_bytes + held.output_bytes_per_token * large.tokens
     assert at_most == held.output_bytes + (256 - 16) * 64 * 4
+
+
+@settings(max_examples=50)
+@given(growth=st.floats(0.3, 1.0), degree=st.sampled_from([1, 2]))
+def test_batches_are_doubled_while_they_pay(growth: float, degree: int) -> None:
+    """A batch takes its size to the power of `growth` times what one takes."""
+    sweep, seconds = Sweep([Shape(64, 64)], [degree], None, [Stage.DIFFUSE]), dict[ProfilePoint, float]()
+    wanted = sweep.list_points()
+    while wanted:
+        for point in wanted:
+            assert point not in seconds
+            seconds[point] = 0.1 * point.batch**growth
+        wanted = sweep.list_larger_batches(seconds)
+    timed = sorted(point.batch for point in seconds)
+    assert timed == [1, 2, 4, 8][: len(timed)]
+    assert all(batch**growth < BATCH_LATENCY_GROWTH for batch in timed[:-1])
+    assert timed[-1] == 8 or timed[-1] ** growth >= BATCH_LATENCY_GROWTH
+
+
+def test_batches_that_pay_are_measured_and_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoding takes as long for two as for one here, and longer for four; nothing else pays, or fits."""
+
+    def decode(source: Source, inputs: GenerationInputs, condition: bytes, repeats: int, batch: int) -> Sample:
+        sample = sample_decode(source, inputs, condition, 1, batch)
+        return replace(sample, seconds=0.1 if batch < 4 else 0.2)
+
+    def encode(source: Source, inputs: GenerationInputs, repeats: int, batch: int) -> Sample:
+        if batch > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.")
+        return sample_encode(source, inputs, 1, batch)
+
+    monkeypatch.setattr("profiler.measure.processes.sample_decode", decode)
+    monkeypatch.setattr("profiler.measure.processes.sample_encode", encode)
+    shape = Shape(64, 64)
+    sweep = Sweep([shape], batches=None, stages=[Stage.ENCODE, Stage.DECODE])
+    skipped: list[ProfilePoint] = []
+    options = MeasureOptions(repeats=1, passes=2)
+    table = measure(Source(folder, "cpu"), "m", sweep, options, on_skip=lambda point, _: skipped.append(point))
+    assert [(row.stage, row.batch) for row in table.rows] == [
+        (Stage.ENCODE, 1),
+        *((Stage.DECODE, batch) for batch in (1, 2, 4)),
+    ]
+    assert skipped == [ProfilePoint(Stage.ENCODE, shape, batch=2)]
 
 
 def test_what_cannot_be_measured_is_named(folder: Path, tmp_path: Path) -> None:
