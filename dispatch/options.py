@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from profiler.cost_model import EFFICIENCY_THRESHOLD
 from tridentserve.engine.options import WorkerOptions
@@ -27,7 +27,12 @@ def _check_power_of_two(degree: int) -> int:
     return degree
 
 
+def _read_batch(value: Any) -> Any:
+    return MAX_BATCH if value == "auto" else value
+
+
 Degree = Annotated[int, AfterValidator(_check_power_of_two)]
+Batch = Annotated[int, BeforeValidator(_read_batch)]
 Positive = Annotated[float, Field(gt=0)]
 
 
@@ -98,12 +103,12 @@ class DispatchOptions:
         ge=0,
         description="The memory of each worker that the handoff buffer and the process groups take, in bytes.",
     )
-    max_batch: int | None = Field(
+    max_batch: Batch | None = Field(
         default=None,
         ge=1,
         description="Most requests of one size and number of steps that may share denoising steps, where the profile "
-        "says that it pays; without it the policy's own number: 8 for `genserve`, `dit-serve`, `patchedserve` and "
-        "`tridentserve-paper`, 1 (no batches) for all others.",
+        "says that it pays; `auto` is the 8 of the policies that live on batches; without it the policy's own number: "
+        "8 for `genserve`, `dit-serve`, `patchedserve` and `tridentserve-paper`, 1 (no batches) for all others.",
     )
     overdue_share: float = Field(
         default=0.05,

@@ -19,6 +19,7 @@ from tridentserve.errors import ConfigError
         ({"solver": "Gurobi"}, "solver is 'Gurobi'; Input should be 'highs' or 'cbc'"),
         ({"time_limit_s": float("nan")}, "time_limit_s is nan"),
         ({"max_batch": 0}, "max_batch is 0"),
+        ({"max_batch": "most"}, "max_batch is 'most'; Input should be a valid integer"),
         ({"gap": 1.0}, "gap is 1.0"),
         ({"segment_s": 0.0}, "segment_s is 0.0"),
         ({"request_weights": {"one": 0.0}}, "request_weights.one is 0.0"),

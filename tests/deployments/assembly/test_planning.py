@@ -138,6 +138,7 @@ def test_a_policy_that_keeps_its_placement_is_not_replanned() -> None:
         ({"policy": "dit-serve", "max_batch": 2}, 2),
         ({}, 1),
         ({"max_batch": 3}, 3),
+        ({"max_batch": "auto"}, 4),
     ],
 )
 def test_how_many_requests_share_steps(dispatch: dict[str, Any], members: int, tmp_path: Path) -> None:
