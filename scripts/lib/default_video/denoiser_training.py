@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import torch
@@ -17,12 +18,12 @@ from lib.training.precision import compute_fast
 from lib.training.processes import count_processes, get_rank
 from lib.training.runs import TrainingRun, plan_rate
 from lib.training.seeds import derive_seed
-from lib.training.shards import tokenize
+from lib.training.shards import PixelSize, tokenize
 
 _PEAK_RATE = 1.5e-3
 _CAPTION_DROPOUT = 0.1
-# The share of the steps that sees the smaller clips only.
-_SMALL_SHARE = 0.6
+# The share of the steps that sees the smaller clips only, and the share of smaller clips after that.
+_SMALL_SHARE, _SMALL_LATER = 0.4, 0.3
 
 
 def train_denoiser(folder: Path, seed: int, steps: int, batch_tokens: int, grid_every: int) -> None:
@@ -41,7 +42,7 @@ def train_denoiser(folder: Path, seed: int, steps: int, batch_tokens: int, grid_
     empty = tokenize(parts.tokenizer, [""], TEXT_TOKENS)[0]
     for step in run.iterate(steps):
         torch.manual_seed(derive_seed(seed, "step", step, get_rank()))
-        size = list(CLIP_SIZES)[step >= _SMALL_SHARE * steps]
+        size = draw_clip_size(random.Random(derive_seed(seed, "size", step)), step / steps)
         rows = max(1, batch_tokens // (count_clip_tokens(*size, FRAMES) + TEXT_TOKENS))
         index, wording = torch.randint(len(prepared[size].ids), (rows,)), torch.randint(CLIP_WORDINGS, (rows,))
         dropped = (torch.rand(rows) < _CAPTION_DROPOUT)[:, None]
@@ -55,6 +56,12 @@ def train_denoiser(folder: Path, seed: int, steps: int, batch_tokens: int, grid_
             run.log(loss=loss.item(), norm=norm, side=size[0])
         if (step + 1) % grid_every == 0 and get_rank() == 0:
             save_strips(folder, parts.replaced(run.averages), folder / f"denoiser-{step + 1:06d}.png")
+
+
+def draw_clip_size(rng: random.Random, progress: float) -> PixelSize:
+    """Draw the (width, height) of a step's clips after a share `progress` of the training."""
+    smaller, larger = CLIP_SIZES
+    return smaller if progress < _SMALL_SHARE or rng.random() < _SMALL_LATER else larger
 
 
 def compute_motion_loss(parts: VideoParts, latents: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from lib.default_model.denoiser_training import draw_size
+from lib.default_model.architecture import TEXT_TOKENS
+from lib.default_model.denoiser_training import draw_size, weigh_pictures
 from lib.default_model.export import begin_from_model
-from lib.default_model.latents import SIZES, SMALL_PIXELS
-from lib.default_model.pipeline import build_parts
+from lib.default_model.latents import SIZES, SMALL_PIXELS, PreparedPictures
+from lib.default_model.pipeline import build_parts, load_tokenizers
 from lib.training.model_folder import count_earlier_steps
 from lib.training.muon import MatrixOptimizer, orthogonalize
 from lib.training.precision import compute_fast
 from lib.training.runs import load_averages
+from lib.training.shards import tokenize
 from safetensors.torch import load_file
 from torch.nn import functional
 
@@ -66,6 +68,14 @@ def test_small_pictures_come_first() -> None:
     early = {draw_size(rng, 0.3) for _ in range(500)}
     assert {width * height <= SMALL_PIXELS for width, height in early} == {True}
     assert {draw_size(rng, 0.9) for _ in range(2000)} == set(SIZES)
+
+
+def test_pictures_of_shapes_with_many_corners_are_drawn_more_often(tmp_path: Path) -> None:
+    tokenizers = load_tokenizers(tmp_path)
+    captions = ["a red circle", "three blue stars on white", "a square above a pink plus", "a box"]
+    clip_ids, t5_ids = (tokenize(each, captions, TEXT_TOKENS)[:, None].short() for each in tokenizers)
+    pictures = PreparedPictures(torch.zeros(4, 8, 2, 2), clip_ids, t5_ids)
+    assert weigh_pictures(pictures, tokenizers[1]).tolist() == [1, 3, 3, 1]
 
 
 def test_a_run_that_begins_from_a_model_has_its_weights_and_its_history(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from lib.default_model import words
 from lib.default_model.drawing import outline
 from lib.default_video.architecture import TEXT_TOKENS, build_tokenizer, list_motion_words
 from lib.default_video.clips import FRAMES, describe_motion, describe_motion_plainly, draw_clip
+from lib.default_video.denoiser_training import draw_clip_size
+from lib.default_video.latents import CLIP_SIZES
 from lib.default_video.motion import DIRECTIONS, MovingScene, draw_motion
 from lib.default_video.vae_training import draw_crop
 from lib.judge.motion_asking import draw_motion_questions
@@ -22,6 +24,13 @@ SIDES = [64, 96, 128]
 def draw_scenes(number: int, side: int, held_out: bool = False) -> list[MovingScene]:
     rng = random.Random(side)
     return [draw_motion(rng, side, side, held_out) for _ in range(number)]
+
+
+def test_small_clips_come_first_and_do_not_end() -> None:
+    rng = random.Random(3)
+    smaller, larger = CLIP_SIZES
+    assert {draw_clip_size(rng, 0.3) for _ in range(100)} == {smaller}
+    assert {draw_clip_size(rng, 0.9) for _ in range(100)} == {smaller, larger}
 
 
 @pytest.mark.parametrize("side", SIDES)
