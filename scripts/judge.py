@@ -46,7 +46,7 @@ class Judgement:
 PICTURES = Judgement(
     draw_questions, ask_pipeline, ask_service, lambda scene, made: score_picture(scene, read_picture(made)), (128, 256)
 )
-CLIPS = Judgement(draw_motion_questions, ask_video_pipeline, ask_video_service, score_clip, (96,))
+CLIPS = Judgement(draw_motion_questions, ask_video_pipeline, ask_video_service, score_clip, (64, 96))
 
 
 def main() -> None:

@@ -22,13 +22,17 @@ def test_all_are_small_together() -> None:
     assert 10**6 < sum(path.stat().st_size for path in files) < MOST_BYTES
 
 
+def test_there_is_one_of_images_and_one_of_videos() -> None:
+    families = {name: build_served_model(ModelArgs(name="m", shipped=name)).family for name in list_shipped_models()}
+    assert {name: family.name for name, family in families.items()} == {"shapes": "sd3", "moving-shapes": "wan"}
+
+
 @pytest.mark.parametrize("name", list_shipped_models())
-def test_each_has_a_card_a_family_and_a_profile(name: str) -> None:
+def test_each_has_a_card_and_a_profile(name: str) -> None:
     folder = find_shipped_model(name)
     history = json.loads((folder / "training.json").read_text(encoding="utf-8"))
     assert history["steps"] > 0
     assert f"{history['steps']:,} steps" in (folder / "README.md").read_text(encoding="utf-8")
-    assert build_served_model(ModelArgs(name="m", shipped=name)).family.name == "sd3"
     rows = [row for table in load_tables([f"{name}-cpu"]) for row in table.rows]
     assert {row.model for row in rows} == {name}
 

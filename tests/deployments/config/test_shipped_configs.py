@@ -31,10 +31,10 @@ def test_they_are_good(path: Path) -> None:
     assert check_config(path) == []
 
 
-@pytest.mark.parametrize(("name", "model"), [("quickstart", "shapes"), ("tiny", "tiny-sd3")])
-def test_services_of_one_model_have_v0_and_v1(name: str, model: str) -> None:
+@pytest.mark.parametrize(("name", "models"), [("quickstart", ["moving-shapes", "shapes"]), ("tiny", ["tiny-sd3"])])
+def test_services_on_four_workers_have_v0_and_v1(name: str, models: list[str]) -> None:
     kinds = placement_of(next(path for path in CONFIGS if path.stem == name))
-    assert kinds == [f"{model}:EDC", f"{model}:EDC", f"{model}:DC", f"{model}:E"]
+    assert kinds == ["+".join(f"{model}:{stages}" for model in models) for stages in ("EDC", "EDC", "DC", "E")]
 
 
 def test_disaggregated_is_v3() -> None:
