@@ -32,7 +32,7 @@ def _read_batch(value: Any) -> Any:
 
 
 Degree = Annotated[int, AfterValidator(_check_power_of_two)]
-Batch = Annotated[int, BeforeValidator(_read_batch)]
+BatchLimit = Annotated[int, BeforeValidator(_read_batch)]
 Positive = Annotated[float, Field(gt=0)]
 
 
@@ -103,7 +103,7 @@ class DispatchOptions:
         ge=0,
         description="The memory of each worker that the handoff buffer and the process groups take, in bytes.",
     )
-    max_batch: Batch | None = Field(
+    max_batch: BatchLimit | None = Field(
         default=None,
         ge=1,
         description="Most requests of one size and number of steps that may share denoising steps, where the profile "

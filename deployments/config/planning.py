@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 
 from deployments.config.base import MILLISECONDS, Args, Name, collect_values, make_config_error, make_option
 from dispatch import DispatchOptions
-from dispatch.options import DEFAULT_POLICY, Batch, Degree, Positive, SolverName
+from dispatch.options import DEFAULT_POLICY, BatchLimit, Degree, Positive, SolverName
 from dispatch.policies import find_policy
 from placement import ReplanOptions
 from tridentserve.engine.options import EngineOptions
@@ -50,7 +50,7 @@ class DispatchArgs(Args):
         "none.",
     )
     max_degree: Degree | None = make_option(DispatchOptions, "max_degree")
-    max_batch: Batch | None = make_option(DispatchOptions, "max_batch")
+    max_batch: BatchLimit | None = make_option(DispatchOptions, "max_batch")
     min_efficiency: float = make_option(DispatchOptions, "min_efficiency")
     request_weights: Mapping[str, Positive] | None = make_option(DispatchOptions, "request_weights")
     fair_shares: Mapping[str, Positive] | None = make_option(DispatchOptions, "fair_shares")

@@ -38,12 +38,13 @@ class ProfilePoint:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """All points to time. `degrees` are of DIFFUSE; ENCODE has degree 1. Without `batches` a batch is doubled for as
-    long as it pays (`list_larger_batches`)."""
+    """All points to time."""
 
     shapes: Sequence[Shape]
     degrees: Sequence[int] = (1,)
+    """Those of DIFFUSE; ENCODE has degree 1."""
     batches: Sequence[int] | None = (1,)
+    """With None a batch is doubled for as long as it pays (`list_larger_batches`)."""
     stages: Sequence[Stage] = tuple(Stage)
     decode_degrees: Sequence[int] = (1,)
 

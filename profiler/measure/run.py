@@ -70,7 +70,7 @@ def measure(
 
 
 class _Measurement:
-    """What was measured of one model so far. `begun`: the table to which it is added."""
+    """All that was measured of one model so far. `begun`: the table to which it is added."""
 
     def __init__(self, source: Source, options: MeasureOptions, settings: str, begun: ProfileTable) -> None:
         self.table = begun

@@ -124,7 +124,9 @@ def test_a_client_that_leaves_stops_its_request(service: Service, stream: bool) 
 
 def test_a_replica_of_api_that_is_killed_leaves_no_request_behind(service: Service) -> None:
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(http.post, f"{service.url}/v1/images/generations", json=long_request("orphan"))
+        # So large that no machine is done before the scheduler gives up waiting for somebody to join it.
+        body = {**long_request("orphan"), "size": "512x512"}
+        waiting = pool.submit(http.post, f"{service.url}/v1/images/generations", json=body)
         wait_until(lambda: running(service, "orphan"), "the request runs")
         (api,) = [pid for name, pid in service_processes().items() if name.endswith(":Api")]
         os.kill(api, signal.SIGKILL)

@@ -74,7 +74,7 @@ def draw_size(rng: random.Random, progress: float) -> tuple[int, int]:
 
 
 def weigh_pictures(pictures: PreparedPictures, tokenizer: Any) -> torch.Tensor:
-    """How often each picture is drawn, relative to others (n,), by the T5 tokens of its captions."""
+    """Frequencies with which pictures are drawn, relative to each other (n,), by the T5 tokens of their captions."""
     nouns = [noun for shape in _HARD_SHAPES for noun in words.SHAPES[shape]]
     pieces = [f"▁{word}" for noun in nouns for word in (noun, words.plural(noun))]
     hard = torch.tensor(tokenizer.convert_tokens_to_ids(pieces))

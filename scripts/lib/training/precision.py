@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,5 +16,11 @@ def compute_fast() -> Iterator[None]:
     fast), and attention by plain products: torch's own kernel for CPUs is slow backwards for few tokens. Weights keep
     their precision."""
     native = bool(torch.cpu.get_capabilities().get("avx512_bf16"))
-    with torch.autocast("cpu", torch.bfloat16, enabled=native), sdpa_kernel(SDPBackend.MATH):
+    with (
+        torch.autocast("cpu", torch.bfloat16, enabled=native),
+        sdpa_kernel(SDPBackend.MATH),
+        warnings.catch_warnings(),
+    ):
+        # A norm of bfloat16 numbers with weights in single precision is computed, in several operations.
+        warnings.filterwarnings("ignore", "Mismatch dtype between input and weight", UserWarning)
         yield

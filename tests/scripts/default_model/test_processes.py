@@ -32,4 +32,5 @@ def test_processes_that_train_together_learn_what_one_learns(tmp_path: Path) -> 
         for processes in (1, 2)
     )
     for name, value in alone.items():
-        torch.testing.assert_close(together[name], value, rtol=1e-3, atol=1e-5)
+        # Updates of matrices are products of bfloat16 numbers where the CPU has these.
+        torch.testing.assert_close(together[name], value, rtol=0.02, atol=0.005)
