@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from profiler.cost_model import EFFICIENCY_THRESHOLD
+from profiler.cost_model import EFFICIENCY_THRESHOLD, LARGEST_BATCH
 from tridentserve.engine.options import WorkerOptions
 from tridentserve.options import options
 
@@ -16,9 +16,8 @@ SolverName = Literal["highs", "cbc"]
 # The largest batch where each request runs alone, as images are exact only then: in batches a pixel may differ by 1 of
 # 255.
 NO_BATCHES = 1
-# The largest batch of the policies that live on batches, where `max_batch` sets no other. The paper and the related
-# systems name no limit beside the optimal batch of the profile.
-MAX_BATCH = 8
+# The largest batch of the policies that live on batches, where `max_batch` sets no other.
+MAX_BATCH = LARGEST_BATCH
 
 
 def _check_power_of_two(degree: int) -> int:

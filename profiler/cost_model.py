@@ -23,6 +23,9 @@ from tridentserve.stages import Stage
 EFFICIENCY_THRESHOLD = 0.8
 # A batch is worth it while it takes less than this many times what one output takes (appendix E.1).
 BATCH_LATENCY_GROWTH = 1.2
+# The largest batch that is profiled, and formed, where nobody names another. The paper and the related systems name no
+# limit beside the optimal batch.
+LARGEST_BATCH = 8
 # Weight of the newest observation, and the furthest a correction may move a table: one stalled run must not make a
 # size look unservable, yet a table from another machine has to converge.
 OBSERVATION_WEIGHT = 0.2

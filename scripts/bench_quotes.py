@@ -30,7 +30,6 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import httpx
-import yaml
 from lib.benchmark import describe_run, print_result
 from lib.command_line import PROFILES, Parser, make_positive, parse_not_negative, parse_sides, parse_whole_number
 from lib.evaluate.cells import make_paper_cluster
@@ -42,7 +41,7 @@ from deployments.assembly.simulation import (
     make_cluster_options,
     set_deadlines,
 )
-from deployments.config.app import AppArgs
+from deployments.config.file import read_args
 from profiler import read_shipped_table
 from traces.client.replay import ReplaySession, open_session, replay
 from traces.reports.report import compute_percentile
@@ -99,8 +98,7 @@ def _measure_live(options: argparse.Namespace) -> dict[str, Any]:
     # Ray is started by this alone.
     from lib.local_service import run_local_service
 
-    (app,) = yaml.safe_load(options.config.read_text())["applications"]
-    with run_local_service(AppArgs.model_validate(app["args"])) as url:
+    with run_local_service(read_args(options.config)) as url:
         return _ask_service(url, options)
 
 

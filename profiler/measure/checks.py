@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from profiler.cost_model import BATCH_LATENCY_GROWTH
+from profiler.cost_model import BATCH_LATENCY_GROWTH, LARGEST_BATCH
 from profiler.measure.configs import read_config_value
 from profiler.measure.stages import Source
 from tridentserve.errors import ModelFolderError, ProfileError
@@ -15,9 +15,6 @@ from tridentserve.models.family import Family
 from tridentserve.models.model_folder import detect_family, read_component_classes, read_json, stage_weights_bytes
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage
-
-# The largest batch of those that are found by doubling.
-_LARGEST_BATCH = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +64,8 @@ class Sweep:
 
     def list_larger_batches(self, seconds: Mapping[ProfilePoint, float]) -> list[ProfilePoint]:
         """The next batches to time, by what was timed so far: twice the largest batch of each stage, shape and degree
-        that still takes less than `BATCH_LATENCY_GROWTH` times what one takes, up to 8. Empty with `batches`."""
+        that still takes less than `BATCH_LATENCY_GROWTH` times what one takes, up to `LARGEST_BATCH`. Empty where
+        `batches` are named."""
         if self.batches is not None:
             return []
         larger = []
@@ -78,7 +76,7 @@ class Sweep:
                     break
                 batch *= 2
             else:
-                if 1 < batch <= _LARGEST_BATCH:
+                if 1 < batch <= LARGEST_BATCH:
                     larger.append(replace(point, batch=batch))
         return larger
 
@@ -93,7 +91,8 @@ def check_measurable(source: Source, sweep: Sweep) -> None:
         stage_weights_bytes(source.folder)
     for shape in sweep.shapes:
         _check_shape(family, shape)
-    if not (sweep.shapes and sweep.degrees and sweep.decode_degrees and sweep.batches != () and sweep.stages):
+    batches = sweep.batches is None or sweep.batches
+    if not (sweep.shapes and sweep.degrees and sweep.decode_degrees and batches and sweep.stages):
         raise ProfileError("there is nothing to measure; name at least one size, degree, batch and stage")
     degrees = [*sweep.degrees, *sweep.decode_degrees]
     if any(degree < 1 or degree & (degree - 1) for degree in degrees):

@@ -10,14 +10,18 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
+def multiplies_bfloat16() -> bool:
+    """Tell whether this CPU has instructions for products of bfloat16 numbers."""
+    return bool(torch.cpu.get_capabilities().get("avx512_bf16"))
+
+
 @contextmanager
 def compute_fast() -> Iterator[None]:
     """Within this, products of matrices are computed in bfloat16 where the CPU has instructions for it (four times as
     fast), and attention by plain products: torch's own kernel for CPUs is slow backwards for few tokens. Weights keep
     their precision."""
-    native = bool(torch.cpu.get_capabilities().get("avx512_bf16"))
     with (
-        torch.autocast("cpu", torch.bfloat16, enabled=native),
+        torch.autocast("cpu", torch.bfloat16, enabled=multiplies_bfloat16()),
         sdpa_kernel(SDPBackend.MATH),
         warnings.catch_warnings(),
     ):

@@ -134,6 +134,8 @@ def test_what_cannot_be_measured_is_named(folder: Path, tmp_path: Path) -> None:
         measure(source, "m", Sweep([Shape(64, 72)], [1]), ONCE)
     with pytest.raises(ProfileError, match="nothing to measure"):
         measure(source, "m", Sweep([Shape(64, 64)], []), ONCE)
+    with pytest.raises(ProfileError, match="nothing to measure"):
+        measure(source, "m", Sweep([Shape(64, 64)], batches=[]), ONCE)
     with pytest.raises(ProfileError, match="they must be powers of two"):
         measure(source, "m", Sweep([Shape(64, 64)], [3]), ONCE)
     with pytest.raises(ProfileError, match="4 attention heads cannot be shared by 8 workers"):
