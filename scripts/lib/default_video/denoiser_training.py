@@ -6,13 +6,12 @@ import random
 from pathlib import Path
 
 import torch
-from torch.nn import functional
 
 from lib.default_video.architecture import TEXT_TOKENS, count_clip_tokens
 from lib.default_video.clips import FRAMES
 from lib.default_video.latents import CLIP_SIZES, CLIP_WORDINGS, load_clips
 from lib.default_video.pipeline import VideoParts, build_parts, measure_latents, save_strips, shorten_captions
-from lib.training.flow import add_noise
+from lib.training.flow import add_noise, compute_error
 from lib.training.optimizers import build_optimizers
 from lib.training.precision import compute_fast
 from lib.training.processes import count_processes, get_rank
@@ -65,7 +64,7 @@ def draw_clip_size(rng: random.Random, progress: float) -> PixelSize:
 
 
 def compute_motion_loss(parts: VideoParts, latents: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """The mean squared error of the velocity, at noise levels that are drawn here."""
+    """The error of the velocity (`compute_error`), at noise levels that are drawn here."""
     noisy = add_noise(latents)
     velocity = parts.transformer(
         hidden_states=noisy.latents,
@@ -73,4 +72,4 @@ def compute_motion_loss(parts: VideoParts, latents: torch.Tensor, ids: torch.Ten
         encoder_hidden_states=parts.encode(ids),
         return_dict=False,
     )[0]
-    return functional.mse_loss(velocity, noisy.velocity)
+    return compute_error(velocity, noisy, latents)
