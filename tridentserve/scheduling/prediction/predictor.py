@@ -19,6 +19,7 @@ from tridentserve.scheduling.prediction.experience import Estimate, Experience
 from tridentserve.scheduling.prediction.rehearsal import Rehearsal
 from tridentserve.scheduling.prediction.scene import SharingRules
 from tridentserve.scheduling.prediction.scene_builder import CostBook, SceneBuilder
+from tridentserve.scheduling.prediction.usual_times import UsualTimes
 from tridentserve.scheduling.workers.worker_pool import WorkerPool
 
 # The latest arrivals tell the load; with fewer than this there is nothing to go by.
@@ -80,8 +81,9 @@ class Predictor:
     """Quotes requests that come, and tells the prospects of those that are there.
 
     A prediction is a rehearsal (`rehearsal`), or on many workers what the request takes at the degree at which it can
-    begin and what waits before it (`crowd`), and is corrected by how long requests of the kind took beside theirs
-    (`experience`). Only what the scheduler tells changes what it knows, so that a replayed log gives the same.
+    begin and what waits before it (`crowd`). It is corrected by how long requests of the kind took beside theirs
+    (`experience`), and mixed with how long they usually took (`usual_times`). Only what the scheduler tells changes
+    what it knows, so that a replayed log gives the same.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class Predictor:
         self._rules = rules
         self._period_s = period_s
         self._experience = Experience()
+        self._usual_times = UsualTimes()
         self._arrivals: deque[tuple[float, RequestSpec]] = deque(maxlen=_MOST_KNOWN)
         self._noted_s = -math.inf
         # Costs are found apart for decisions and for questions: what is asked must not change what is decided.
@@ -114,10 +117,11 @@ class Predictor:
         if estimate is None:
             estimate = self._look_around(builder, now_s).estimate_waiting(request, costs)
         kind = name_kind(spec)
-        seconds = spec.waited_s + self._experience.correct(kind, estimate)
-        is_guess = is_cut_short or not self._experience.knows(kind)
         alone_s = costs.alone_s(spec.num_inference_steps, True)
-        return Quote(seconds, slo_s, is_guess, estimate, alone_s, builder.find_widest(spec.model))
+        corrected_s = self._usual_times.mix(kind, self._experience.correct(kind, estimate), alone_s)
+        is_guess = is_cut_short or not self._experience.knows(kind)
+        widest = builder.find_widest(spec.model)
+        return Quote(spec.waited_s + corrected_s, slo_s, is_guess, estimate, alone_s, widest)
 
     def list_outlooks(self, now_s: float) -> Mapping[str, RequestOutlook]:
         """The prospects of all requests that have not ended and whose costs are known."""
@@ -175,8 +179,7 @@ class Predictor:
                 if known is None:
                     return effect
                 if known.is_typical:
-                    actual_s = effect.latency_s - known.spec.waited_s
-                    self._experience.note(name_kind(known.spec), self._estimate_again(known, now_s), actual_s)
+                    self._learn(known, effect.latency_s - known.spec.waited_s, now_s)
                 return replace(effect, predicted_s=known.quote.seconds)
             case ev.Reject():
                 self._open.pop(effect.request_id, None)
@@ -187,16 +190,24 @@ class Predictor:
                 pass
         return effect
 
-    def _estimate_again(self, known: _OpenPrediction, now_s: float) -> Estimate:
-        """The estimate for a request that has ended, as if what is known by now of the times of stages had been known
-        then: they are learned apart from what experience has to correct."""
+    def _learn(self, known: _OpenPrediction, actual_s: float, now_s: float) -> None:
+        """Learn from a request that has ended."""
+        kind, alone_s = name_kind(known.spec), self._find_alone_s(known, now_s)
+        estimate, alone_then_s = known.quote.estimate, known.quote.alone_s
+        if min(alone_s, alone_then_s) > 0:
+            estimate = estimate.scale(alone_s / alone_then_s)
+        self._usual_times.note(kind, self._experience.correct(kind, estimate), alone_s, actual_s)
+        self._experience.note(kind, estimate, actual_s)
+
+    def _find_alone_s(self, known: _OpenPrediction, now_s: float) -> float:
+        """The seconds that a request would have taken alone, by what is known now of the times of stages: they are
+        learned apart from what experience has to correct."""
         quote, spec = known.quote, known.spec
         self._book.start(now_s)
         try:
-            alone_s = self._book.find(spec, quote.widest).alone_s(spec.num_inference_steps, True)
+            return self._book.find(spec, quote.widest).alone_s(spec.num_inference_steps, True)
         except ProfileError:
-            return quote.estimate
-        return quote.estimate.scale(alone_s / quote.alone_s) if min(alone_s, quote.alone_s) > 0 else quote.estimate
+            return quote.alone_s
 
     # Rehearsals.
 
