@@ -1,4 +1,5 @@
-"""The public clients against the running service: the openai SDK in every run, AIPerf in the slow ones."""
+"""The public clients against the running service: the openai SDK, LiteLLM and LangChain in every run, AIPerf in the slow
+ones."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from tridentserve.pipelines.tiny.build import ensure_tiny
 
 # It pins other versions of what we use too (pandas, psutil, ...): it needs an environment of its own, and 1.2 GB.
 AIPERF = "aiperf==0.13.0"
-# Theirs have many parts (boto3, SQLAlchemy): installing them takes a minute.
+# They have many parts (boto3, SQLAlchemy) that nothing else here needs: an environment of their own, half a minute.
 FRAMEWORKS = ("litellm==1.110.2", "langchain-community==0.4.2")
 # An executable of it that is there already.
 AIPERF_ENV = "TRIDENTSERVE_AIPERF"
@@ -81,7 +82,8 @@ def aiperf(tmp_path_factory: pytest.TempPathFactory) -> str:
 def install_apart(folder: Path, *packages: str) -> Path:
     """Install packages into an environment of their own. Returns the directory of its executables."""
     venv.create(folder, with_pip=True)
-    done = run([str(folder / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check", *packages])
+    options = ["--quiet", "--disable-pip-version-check", "--retries", "1"]
+    done = run([str(folder / "bin" / "pip"), "install", *options, *packages])
     if done.returncode:
         pytest.skip(f"{packages} cannot be installed here: {done.stderr.strip().splitlines()[-1]}")
     return folder / "bin"
@@ -142,7 +144,6 @@ print([Image.open(io.BytesIO(file)).size for file in files])
 """
 
 
-@pytest.mark.slow
 def test_litellm_and_langchain(service: Service, tmp_path: Path) -> None:
     python = install_apart(tmp_path, *FRAMEWORKS, "pillow") / "python"
     # LiteLLM would fetch a list of prices.
