@@ -107,7 +107,7 @@ class DispatchOptions:
         ge=1,
         description="Most requests of one size and number of steps that may share denoising steps, where the profile "
         "says that it pays; `auto` is the 8 of the policies that live on batches; without it the policy's own number: "
-        "8 for `genserve`, `dit-serve`, `patchedserve` and `tridentserve-paper`, 1 (no batches) for all others.",
+        "8 for `genserve`, `dit-serve*`, `patchedserve` and `tridentserve-paper`, 1 (no batches) for all others.",
     )
     overdue_share: float = Field(
         default=0.05,

@@ -1,5 +1,5 @@
-"""The public clients against the running service: the openai SDK, LiteLLM and LangChain in every run, AIPerf in the slow
-ones."""
+"""The public clients against the running service: the openai SDK, LiteLLM and LangChain in every run, AIPerf when slow
+tests run."""
 
 from __future__ import annotations
 

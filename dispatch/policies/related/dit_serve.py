@@ -1,6 +1,6 @@
 """DiT-Serve: step-level batching, shortest remaining processing time first, rings sized by sequence length.
 
-After "DiT-Serve", sections 3.2 (step-level batching), 3.3.2 (Brick Attention) and 3.4 (SRPTF).
+After "DiT-Serve", sections 3.2 (step-level batching), 3.3.2 (Brick Attention) and 3.4 (SRPTF), and its other orders.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dispatch.options import MAX_BATCH
+from dispatch.options import MAX_BATCH, DispatchOptions
 from dispatch.policies.greedy.placements import co_locate
 from dispatch.policies.greedy.work import count_steps_left
 from dispatch.policies.policy import Policy, PolicyContext, register_policy
+from dispatch.policies.related.job_orders import JOB_ORDERS, JobOrder, compute_length
 from dispatch.policies.step_level.dispatcher import StepLevelDispatcher, StepTick
 from dispatch.policies.step_level.running_batches import RunningBatch, find_running_batches
 from dispatch.policies.step_level.worker_picker import WorkerPicker
@@ -25,8 +26,8 @@ from tridentserve.protocols import (
     PendingRequest,
     Preemption,
     RunningRequest,
+    StageTimes,
 )
-from tridentserve.requests import RequestSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,25 +37,48 @@ class _Victim:
     batch: RunningBatch
     node: WorkerId
     """The first worker of its node."""
-    work_left: float
-    """Token-steps that its member with the fewest has left."""
+    measure: float
+    """The least of its members', by the order of the policy."""
 
 
 @register_policy("dit-serve", needs_load=True, default_max_batch=MAX_BATCH)
 def make_dit_serve(context: PolicyContext) -> Policy:
     """The whole pipeline is on every worker, as in the paper."""
-    dispatcher = DitServe(context.times, context.options)
+    return _make_policy(context, "srptf")
+
+
+@register_policy("dit-serve-srtf", needs_load=True, default_max_batch=MAX_BATCH)
+def make_dit_serve_srtf(context: PolicyContext) -> Policy:
+    """The same, with the fewest denoising steps left first."""
+    return _make_policy(context, "srtf")
+
+
+@register_policy("dit-serve-sjf", needs_load=True, default_max_batch=MAX_BATCH)
+def make_dit_serve_sjf(context: PolicyContext) -> Policy:
+    """The same, with the fewest denoising steps in all first."""
+    return _make_policy(context, "sjf")
+
+
+@register_policy("dit-serve-fcfs", needs_load=True, default_max_batch=MAX_BATCH)
+def make_dit_serve_fcfs(context: PolicyContext) -> Policy:
+    """The same, in the order of arrival."""
+    return _make_policy(context, "fcfs")
+
+
+def _make_policy(context: PolicyContext, order: str) -> Policy:
+    dispatcher = DitServe(context.times, context.options, JOB_ORDERS[order])
     return Policy(dispatcher, co_locate(context.workers, context.load), replanner_wanted=False)
 
 
 class DitServe(StepLevelDispatcher):
-    """Requests are ordered by L = steps left x sequence length. Each has a ring whose size, a power of two, is
-    proportional to its length; the longest request of its model that waits or runs has the widest one.
+    """Requests are ordered by L = steps left x sequence length, or by another of `JOB_ORDERS`. Each has a ring whose
+    size, a power of two, is proportional to its length; the longest request of its model that waits or runs has the
+    widest one.
 
     A request that waits starts on idle workers together with others of its kind; else it joins a running batch of its
-    kind, which stops at its next step boundary and starts again as one with it; else batches with more left to do are
-    stopped for it. So the batch changes at the boundaries where the paper's would, and others cost nothing. Where idle
-    workers are too few for a ring and nothing can be stopped, one step is run on a narrower ring.
+    kind, which stops at its next step boundary and starts again as one with it; else batches that come after it in the
+    order are stopped for it. So the batch changes at the boundaries where the paper's would, and others cost nothing.
+    Where idle workers are too few for a ring and nothing can be stopped, one step is run on a narrower ring.
 
     Left out: rings of different lengths that overlap on the same workers within one batch (plans have their workers to
     themselves), so that only requests of one shape share a batch, which rarely pays for videos; and C split over
@@ -62,11 +86,15 @@ class DitServe(StepLevelDispatcher):
     (4.2).
     """
 
+    def __init__(self, times: StageTimes, options: DispatchOptions | None, order: JobOrder) -> None:
+        super().__init__(times, options)
+        self._order = order
+
     def decide(self, view: ClusterView) -> Decisions:
-        """Starts, joins and displacements, shortest remaining work first."""
+        """Starts, joins and displacements, the first of the order first."""
         tick = self._build_tick(view)
         longest = _find_longest(tick, view)
-        waiting = sorted(view.pending, key=_srptf_key)
+        waiting = sorted(view.pending, key=self._make_key)
         assignments: list[Assignment] = []
         preemptions: list[Preemption] = []
         for index, pool in enumerate(tick.pools):
@@ -74,7 +102,8 @@ class DitServe(StepLevelDispatcher):
             able = [request for request in waiting if tick.find_batch_candidates([request], index)]
             if not able:
                 continue
-            engine = _DitPool(tick, index, picker, longest, find_running_batches(tick, view.running, picker))
+            batches = find_running_batches(tick, view.running, picker)
+            engine = _DitPool(tick, index, picker, longest, batches, self._order)
             engine.serve(able)
             assignments += engine.assignments
             preemptions += engine.preemptions
@@ -82,18 +111,9 @@ class DitServe(StepLevelDispatcher):
             waiting = [request for request in waiting if request.spec.request_id not in served]
         return Decisions(assignments=tuple(assignments), preemptions=tuple(preemptions))
 
-
-def _compute_length(spec: RequestSpec) -> float:
-    return spec.shape.tokens * spec.num_outputs
-
-
-def _srptf_key(request: PendingRequest) -> tuple[float, float, str]:
-    """Section 3.4: L(req) = (T_total - t) S(req), smallest first."""
-    return count_steps_left(request) * _compute_length(request.spec), request.arrival_s, request.spec.request_id
-
-
-def _compute_work_left(request: RunningRequest) -> float:
-    return (request.spec.num_inference_steps - request.steps_done) * _compute_length(request.spec)
+    def _make_key(self, request: PendingRequest) -> tuple[float, float, str]:
+        measure = self._order.measure(request.spec, count_steps_left(request), request.arrival_s)
+        return measure, request.arrival_s, request.spec.request_id
 
 
 def _find_longest(tick: StepTick, view: ClusterView) -> dict[str, float]:
@@ -101,7 +121,7 @@ def _find_longest(tick: StepTick, view: ClusterView) -> dict[str, float]:
     longest: defaultdict[str, float] = defaultdict(float)
     specs = (*(each.spec for each in view.pending), *(each.spec for each in view.running))
     for spec in {tick.kinds[spec.request_id]: spec for spec in specs}.values():
-        longest[spec.model] = max(longest[spec.model], _compute_length(spec))
+        longest[spec.model] = max(longest[spec.model], compute_length(spec))
     return longest
 
 
@@ -115,6 +135,7 @@ class _DitPool:
         picker: WorkerPicker,
         longest: Mapping[str, float],
         running: Iterable[RunningBatch],
+        order: JobOrder,
     ) -> None:
         """`longest`: the longest sequence of each model. `running`: the batches of this pool."""
         self.assignments: list[Assignment] = []
@@ -123,16 +144,24 @@ class _DitPool:
         self._index = index
         self._picker = picker
         self._longest = longest
+        self._order = order
         self._rings: dict[tuple[int, bool], int] = {}
         self._of_kind: defaultdict[int, list[RunningBatch]] = defaultdict(list)
         self._victims: list[_Victim] = []
         self._in_node: defaultdict[WorkerId, list[_Victim]] = defaultdict(list)
         for batch in running:
-            victim = _Victim(batch, picker.find_node(batch.workers[0]), min(map(_compute_work_left, batch.members)))
+            victim = _Victim(batch, picker.find_node(batch.workers[0]), min(map(self._measure_running, batch.members)))
             self._of_kind[batch.kind].append(batch)
             self._victims.append(victim)
             self._in_node[victim.node].append(victim)
         self._claimed: set[tuple[WorkerId, ...]] = set()
+
+    def _measure_running(self, request: RunningRequest) -> float:
+        steps_left = request.spec.num_inference_steps - request.steps_done
+        return self._order.measure(request.spec, steps_left, request.arrival_s)
+
+    def _measure_waiting(self, request: PendingRequest) -> float:
+        return self._order.measure(request.spec, count_steps_left(request), request.arrival_s)
 
     def serve(self, waiting: Sequence[PendingRequest]) -> None:
         """All in their order, each with those of its kind that fit into one batch."""
@@ -162,7 +191,7 @@ class _DitPool:
     def _choose_ring(self, request: PendingRequest) -> int:
         """Figure 6 and its algorithm: 2^ceil(log2(length / longest)) of the widest ring, on degrees that fit."""
         candidates = self._tick.find_batch_candidates([request], self._index)
-        share = 2.0 ** math.ceil(math.log2(_compute_length(request.spec) / self._longest[request.spec.model]))
+        share = 2.0 ** math.ceil(math.log2(compute_length(request.spec) / self._longest[request.spec.model]))
         fastest = min(candidates, key=lambda degree: (candidates[degree].step_s, degree))
         widest = min(max(1, int(self._tick.pools[self._index].largest_node * share)), fastest)
         return max((degree for degree in candidates if degree <= widest), default=min(candidates))
@@ -171,9 +200,8 @@ class _DitPool:
         candidate = self._tick.find_batch_candidates(members, self._index).get(ring)
         if candidate is None or (workers := self._picker.take(ring)) is None:
             return False
-        reason = (
-            f"dit-serve: batch of {len(members)} on a ring of {ring}, {_srptf_key(members[0])[0]:.0f} token-steps left"
-        )
+        measure = f"{self._measure_waiting(members[0]):.0f} {self._order.unit}"
+        reason = f"dit-serve: batch of {len(members)} on a ring of {ring}, {measure}"
         self.assignments.append(self._tick.build_assignment(members, candidate, workers, reason, num_steps))
         return True
 
@@ -193,29 +221,29 @@ class _DitPool:
         return False
 
     def _displace(self, members: Sequence[PendingRequest], ring: int) -> bool:
-        """Batches of one node that have more left to do, most first, until the ring has room with the idle workers.
+        """Batches of one node that come after them, the last first, until the ring has room with the idle workers.
         Those that stop already come first, once for each ring."""
-        work = _srptf_key(members[0])[0]
+        measure = self._measure_waiting(members[0])
         tried: set[WorkerId] = set()
         for victim in self._victims:
-            if victim.node in tried or not self._may_stop(victim, work):
+            if victim.node in tried or not self._may_stop(victim, measure):
                 continue
             tried.add(victim.node)
             room = self._picker.count_idle_in_node(victim.node)
-            victims = [each for each in self._in_node[victim.node] if self._may_stop(each, work)]
+            victims = [each for each in self._in_node[victim.node] if self._may_stop(each, measure)]
             chosen: list[RunningBatch] = []
-            for each in sorted(victims, key=lambda each: (not each.batch.stops, -each.work_left)):
+            for each in sorted(victims, key=lambda each: (not each.batch.stops, -each.measure)):
                 if room < ring:
                     chosen.append(each.batch)
                     room += len(each.batch.workers)
             if room >= ring:
                 for batch in chosen:
                     self._claimed.add(batch.workers)
-                    self.preemptions += batch.stop(f"dit-serve: {members[0].spec.request_id} has less left to do")
+                    self.preemptions += batch.stop(f"dit-serve: {members[0].spec.request_id} comes first")
                 return True
         return False
 
-    def _may_stop(self, victim: _Victim, work: float) -> bool:
-        """True when a ring with this much left to do may have the workers."""
+    def _may_stop(self, victim: _Victim, measure: float) -> bool:
+        """True when a ring for a request of this measure may have the workers."""
         batch = victim.batch
-        return (victim.work_left > work or batch.stops) and not batch.promised and batch.workers not in self._claimed
+        return (victim.measure > measure or batch.stops) and not batch.promised and batch.workers not in self._claimed

@@ -124,7 +124,8 @@ def test_without_max_batch_a_policy_has_its_own(policy: str) -> None:
     load = [LoadShare("sd3-medium", Shape(512, 512), 20)]
     own, four = (make_policy(policy, times, workers, load, DispatchOptions(max_batch=most)) for most in (None, 4))
     expected = find_policy(policy).default_max_batch
-    assert expected == (8 if policy in ("genserve", "dit-serve", "patchedserve", "tridentserve-paper") else 1)
+    in_batches = policy.startswith("dit-serve") or policy in ("genserve", "patchedserve", "tridentserve-paper")
+    assert expected == (8 if in_batches else 1)
     for made, most in ((own, expected), (four, 4)):
         settings = getattr(made.dispatcher, "_options", None)
         assert settings is None or settings.max_batch == most

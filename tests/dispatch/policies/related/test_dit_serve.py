@@ -1,14 +1,19 @@
-"""DiT-Serve in action: the shortest first, joins at step boundaries, rings by length."""
+"""DiT-Serve in action: the shortest first, joins at step boundaries, rings by length, and its other orders."""
 
 from __future__ import annotations
 
+import pytest
+
 from dispatch import DispatchOptions
 from dispatch.policies.related.dit_serve import DitServe
+from dispatch.policies.related.job_orders import JOB_ORDERS
 from tests.dispatch.cluster import request, worker, workers
 from tests.dispatch.policies.step_engine import BATCHES, LARGE, MIDDLE, SMALL, TIMES, StepEngine, running
 from tridentserve.protocols import ClusterView
 
-POLICY = DitServe(TIMES, BATCHES)
+SRPTF = JOB_ORDERS["srptf"]
+POLICY = DitServe(TIMES, BATCHES, SRPTF)
+ALONE = DispatchOptions(max_batch=1)
 ONE_BUSY = [worker("n0-w0", "EDC", free_at_s=9.0)]
 
 
@@ -24,12 +29,41 @@ def test_rings_are_in_proportion_to_the_length() -> None:
 
 def test_the_shortest_remaining_processing_time_goes_first() -> None:
     pending = [request("a", SMALL, steps=50), request("b", SMALL, steps=50, steps_done=45), request("c", MIDDLE)]
-    (assignment,) = (
-        DitServe(TIMES, DispatchOptions(max_batch=1))
-        .decide(ClusterView(0.0, pending, (), workers(1, "EDC")))
-        .assignments
-    )
+    view = ClusterView(0.0, pending, (), workers(1, "EDC"))
+    (assignment,) = DitServe(TIMES, ALONE, SRPTF).decide(view).assignments
     assert assignment.request_ids == ("b",)
+
+
+@pytest.mark.parametrize(
+    ("order", "served"),
+    [
+        ("srptf", ["small-tail", "middle", "small", "large-tail"]),  # 5 x 1, 10 x 4, 50 x 1, and 4 x 16 lengths
+        ("srtf", ["large-tail", "small-tail", "middle", "small"]),  # 4, 5, 10 and 50 steps left
+        ("sjf", ["middle", "large-tail", "small", "small-tail"]),  # 10, 20, 50 and 60 steps in all
+        ("fcfs", ["small", "middle", "large-tail", "small-tail"]),
+    ],
+)
+def test_each_order_serves_by_its_measure(order: str, served: list[str]) -> None:
+    requests = [
+        request("small", SMALL, steps=50, arrival_s=0.0),
+        request("middle", MIDDLE, steps=10, arrival_s=1.0),
+        request("large-tail", LARGE, steps=20, steps_done=16, arrival_s=2.0),
+        request("small-tail", SMALL, steps=60, steps_done=55, arrival_s=3.0),
+    ]
+    first: list[str] = []
+    while requests:
+        view = ClusterView(9.0, requests, (), workers(1, "EDC"))
+        (assignment,) = DitServe(TIMES, ALONE, JOB_ORDERS[order]).decide(view).assignments
+        first += assignment.request_ids
+        requests = [each for each in requests if each.spec.request_id not in assignment.request_ids]
+    assert first == served
+
+
+def test_who_came_first_is_stopped_for_nobody_where_the_order_is_that_of_arrival() -> None:
+    old, new = request("old", LARGE, arrival_s=0.0), request("new", SMALL, arrival_s=1.0)
+    view = ClusterView(2.0, [new], [running(old, "n0-w0")], ONE_BUSY)
+    assert POLICY.decide(view).preemptions
+    assert not DitServe(TIMES, ALONE, JOB_ORDERS["fcfs"]).decide(view).preemptions
 
 
 def test_a_request_joins_a_running_batch_at_its_next_step_boundary() -> None:
@@ -37,7 +71,7 @@ def test_a_request_joins_a_running_batch_at_its_next_step_boundary() -> None:
     (preemption,) = POLICY.decide(view).preemptions
     assert preemption.request_id == "old"
     assert "new joins" in preemption.reason
-    engine = StepEngine(DitServe(TIMES, BATCHES), workers(1, "EDC"))
+    engine = StepEngine(DitServe(TIMES, BATCHES, SRPTF), workers(1, "EDC"))
     engine.play([request("old", SMALL, steps=20), request("new", SMALL, steps=5, arrival_s=0.03)])
     batches = [set(each.request_ids) for _, each in engine.log]
     assert batches == [{"old"}, {"old", "new"}, {"old"}]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dispatch.policies.related.dit_serve import DitServe
 from dispatch.policies.related.genserve import GenServe
+from dispatch.policies.related.job_orders import JOB_ORDERS
 from dispatch.policies.related.patchedserve import PatchedServe
 from dispatch.policies.related.tetriserve import TetriServe
 from tests.dispatch.cluster import request, worker, workers
@@ -23,10 +24,11 @@ from tridentserve.requests import Shape
 MAKERS: list[Callable[[], Dispatcher]] = [
     lambda: TetriServe(TIMES),
     lambda: GenServe(TIMES, BATCHES),
-    lambda: DitServe(TIMES, BATCHES),
+    lambda: DitServe(TIMES, BATCHES, JOB_ORDERS["srptf"]),
+    lambda: DitServe(TIMES, BATCHES, JOB_ORDERS["fcfs"]),
     lambda: PatchedServe(TIMES, BATCHES),
 ]
-NAMES = ["tetriserve", "genserve", "dit-serve", "patchedserve"]
+NAMES = ["tetriserve", "genserve", "dit-serve", "dit-serve-fcfs", "patchedserve"]
 each_policy = pytest.mark.parametrize("make", MAKERS, ids=NAMES)
 SHAPES = (SMALL, MIDDLE, LARGE, VIDEO)
 # Twice what they make now: a loop over requests x workers more would make several times as many.
