@@ -33,6 +33,6 @@ def test_processes_that_train_together_learn_what_one_learns(tmp_path: Path) -> 
         for processes in (1, 2)
     )
     # Updates of matrices are products of such numbers there.
-    tolerance = {"rtol": 0.02, "atol": 0.005} if multiplies_bfloat16() else {"rtol": 1e-3, "atol": 1e-5}
+    relative, absolute = (0.02, 0.005) if multiplies_bfloat16() else (1e-3, 1e-5)
     for name, value in alone.items():
-        torch.testing.assert_close(together[name], value, **tolerance)
+        torch.testing.assert_close(together[name], value, rtol=relative, atol=absolute)
