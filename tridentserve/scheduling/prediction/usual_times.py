@@ -38,7 +38,7 @@ class _KindHistory:
     log_ratios: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST))
     """Logarithms of what they took over what they take alone."""
     compared: deque[_Comparison] = field(default_factory=lambda: deque(maxlen=_COMPARED))
-    """How predictions and usual times did, since there is something usual."""
+    """Those that ended since there is a usual time."""
 
     def mix(self, difference: float) -> float:
         """The part of a difference between prediction and usual time by which the prediction is to be changed: a
