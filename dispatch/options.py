@@ -16,8 +16,6 @@ SolverName = Literal["highs", "cbc"]
 # The largest batch where each request runs alone, as images are exact only then: in batches a pixel may differ by 1 of
 # 255.
 NO_BATCHES = 1
-# The largest batch of the policies that live on batches, where `max_batch` sets no other.
-MAX_BATCH = LARGEST_BATCH
 
 
 def _check_power_of_two(degree: int) -> int:
@@ -27,7 +25,7 @@ def _check_power_of_two(degree: int) -> int:
 
 
 def _read_batch(value: Any) -> Any:
-    return MAX_BATCH if value == "auto" else value
+    return LARGEST_BATCH if value == "auto" else value
 
 
 Degree = Annotated[int, AfterValidator(_check_power_of_two)]

@@ -19,12 +19,12 @@ it compares the speeds of the stages as the paper does, discounts chance, and as
 
 from __future__ import annotations
 
-from dispatch.options import MAX_BATCH
 from dispatch.policies.paper.deviations import NO_DEVIATION, PAPER_POLICY
 from dispatch.policies.paper.variants import make_variant
 from dispatch.policies.policy import Policy, PolicyContext, register_policy
+from profiler.cost_model import LARGEST_BATCH
 
 
-@register_policy(PAPER_POLICY, supports_units=True, default_max_batch=MAX_BATCH, runs_whole=True)
+@register_policy(PAPER_POLICY, supports_units=True, default_max_batch=LARGEST_BATCH, runs_whole=True)
 def make_paper(context: PolicyContext) -> Policy:
     return make_variant(NO_DEVIATION, context)

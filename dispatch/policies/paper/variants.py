@@ -11,10 +11,11 @@ from dispatch.candidates.program import DEFAULT_PROGRAM, Program, appraise_by_va
 from dispatch.candidates.values import Appraisal, Pressure
 from dispatch.candidates.work import Work
 from dispatch.dispatcher import IlpDispatcher
-from dispatch.options import MAX_BATCH, NO_BATCHES, DispatchOptions, ValueOptions
+from dispatch.options import NO_BATCHES, DispatchOptions, ValueOptions
 from dispatch.policies.paper.deviations import Deviations, parse_deviations
 from dispatch.policies.paper.rewards import RewardAppraisal
 from dispatch.policies.policy import Policy, PolicyContext, PolicySpec
+from profiler.cost_model import LARGEST_BATCH
 
 # Of a reward of 1000: less than any penalty for communication.
 _ORDER_SHARE = 1e-6
@@ -25,7 +26,7 @@ _WHOLE_S = 1e12
 def find_variant(name: str) -> PolicySpec:
     """The paper's policy with the deviations that the name states (`parse_deviations`)."""
     deviations = parse_deviations(name)
-    most = NO_BATCHES if deviations.batches else MAX_BATCH
+    most = NO_BATCHES if deviations.batches else LARGEST_BATCH
     return PolicySpec(
         name,
         partial(make_variant, deviations),

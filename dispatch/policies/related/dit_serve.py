@@ -10,14 +10,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dispatch.options import MAX_BATCH, DispatchOptions
+from dispatch.options import DispatchOptions
 from dispatch.policies.greedy.placements import co_locate
-from dispatch.policies.greedy.work import count_steps_left
 from dispatch.policies.policy import Policy, PolicyContext, register_policy
 from dispatch.policies.related.job_orders import JOB_ORDERS, JobOrder, compute_length
 from dispatch.policies.step_level.dispatcher import StepLevelDispatcher, StepTick
 from dispatch.policies.step_level.running_batches import RunningBatch, find_running_batches
 from dispatch.policies.step_level.worker_picker import WorkerPicker
+from profiler.cost_model import LARGEST_BATCH
 from tridentserve.plans import WorkerId
 from tridentserve.protocols import (
     Assignment,
@@ -25,7 +25,6 @@ from tridentserve.protocols import (
     Decisions,
     PendingRequest,
     Preemption,
-    RunningRequest,
     StageTimes,
 )
 
@@ -41,33 +40,16 @@ class _Victim:
     """The least of its members', by the order of the policy."""
 
 
-@register_policy("dit-serve", needs_load=True, default_max_batch=MAX_BATCH)
-def make_dit_serve(context: PolicyContext) -> Policy:
-    """The whole pipeline is on every worker, as in the paper."""
-    return _make_policy(context, "srptf")
+def _register(name: str, order: JobOrder) -> None:
+    @register_policy(name, needs_load=True, default_max_batch=LARGEST_BATCH)
+    def make_dit_serve(context: PolicyContext) -> Policy:
+        """The whole pipeline is on every worker, as in the paper."""
+        dispatcher = DitServe(context.times, context.options, order)
+        return Policy(dispatcher, co_locate(context.workers, context.load), replanner_wanted=False)
 
 
-@register_policy("dit-serve-srtf", needs_load=True, default_max_batch=MAX_BATCH)
-def make_dit_serve_srtf(context: PolicyContext) -> Policy:
-    """The same, with the fewest denoising steps left first."""
-    return _make_policy(context, "srtf")
-
-
-@register_policy("dit-serve-sjf", needs_load=True, default_max_batch=MAX_BATCH)
-def make_dit_serve_sjf(context: PolicyContext) -> Policy:
-    """The same, with the fewest denoising steps in all first."""
-    return _make_policy(context, "sjf")
-
-
-@register_policy("dit-serve-fcfs", needs_load=True, default_max_batch=MAX_BATCH)
-def make_dit_serve_fcfs(context: PolicyContext) -> Policy:
-    """The same, in the order of arrival."""
-    return _make_policy(context, "fcfs")
-
-
-def _make_policy(context: PolicyContext, order: str) -> Policy:
-    dispatcher = DitServe(context.times, context.options, JOB_ORDERS[order])
-    return Policy(dispatcher, co_locate(context.workers, context.load), replanner_wanted=False)
+for _end, _order in JOB_ORDERS.items():
+    _register("dit-serve" if _end == "srptf" else f"dit-serve-{_end}", _order)
 
 
 class DitServe(StepLevelDispatcher):
@@ -112,8 +94,7 @@ class DitServe(StepLevelDispatcher):
         return Decisions(assignments=tuple(assignments), preemptions=tuple(preemptions))
 
     def _make_key(self, request: PendingRequest) -> tuple[float, float, str]:
-        measure = self._order.measure(request.spec, count_steps_left(request), request.arrival_s)
-        return measure, request.arrival_s, request.spec.request_id
+        return self._order.measure(request), request.arrival_s, request.spec.request_id
 
 
 def _find_longest(tick: StepTick, view: ClusterView) -> dict[str, float]:
@@ -150,18 +131,11 @@ class _DitPool:
         self._victims: list[_Victim] = []
         self._in_node: defaultdict[WorkerId, list[_Victim]] = defaultdict(list)
         for batch in running:
-            victim = _Victim(batch, picker.find_node(batch.workers[0]), min(map(self._measure_running, batch.members)))
+            victim = _Victim(batch, picker.find_node(batch.workers[0]), min(map(order.measure, batch.members)))
             self._of_kind[batch.kind].append(batch)
             self._victims.append(victim)
             self._in_node[victim.node].append(victim)
         self._claimed: set[tuple[WorkerId, ...]] = set()
-
-    def _measure_running(self, request: RunningRequest) -> float:
-        steps_left = request.spec.num_inference_steps - request.steps_done
-        return self._order.measure(request.spec, steps_left, request.arrival_s)
-
-    def _measure_waiting(self, request: PendingRequest) -> float:
-        return self._order.measure(request.spec, count_steps_left(request), request.arrival_s)
 
     def serve(self, waiting: Sequence[PendingRequest]) -> None:
         """All in their order, each with those of its kind that fit into one batch."""
@@ -200,7 +174,7 @@ class _DitPool:
         candidate = self._tick.find_batch_candidates(members, self._index).get(ring)
         if candidate is None or (workers := self._picker.take(ring)) is None:
             return False
-        measure = f"{self._measure_waiting(members[0]):.0f} {self._order.unit}"
+        measure = f"{self._order.measure(members[0]):.0f} {self._order.unit}"
         reason = f"dit-serve: batch of {len(members)} on a ring of {ring}, {measure}"
         self.assignments.append(self._tick.build_assignment(members, candidate, workers, reason, num_steps))
         return True
@@ -223,7 +197,7 @@ class _DitPool:
     def _displace(self, members: Sequence[PendingRequest], ring: int) -> bool:
         """Batches of one node that come after them, the last first, until the ring has room with the idle workers.
         Those that stop already come first, once for each ring."""
-        measure = self._measure_waiting(members[0])
+        measure = self._order.measure(members[0])
         tried: set[WorkerId] = set()
         for victim in self._victims:
             if victim.node in tried or not self._may_stop(victim, measure):

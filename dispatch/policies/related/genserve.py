@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dispatch.candidates.classes import by_deadline
-from dispatch.options import MAX_BATCH
 from dispatch.policies.greedy.placements import co_locate
 from dispatch.policies.greedy.work import count_steps_left
 from dispatch.policies.policy import Policy, PolicyContext, register_policy
@@ -14,6 +13,7 @@ from dispatch.policies.related.image_schedule import ImageBatch
 from dispatch.policies.related.video_rounds import Video, plan_round
 from dispatch.policies.step_level.dispatcher import BatchCandidate, StepLevelDispatcher, StepTick
 from dispatch.policies.step_level.worker_picker import WorkerPicker
+from profiler.cost_model import LARGEST_BATCH
 from tridentserve.protocols import (
     Assignment,
     ClusterView,
@@ -33,7 +33,7 @@ class _Batch:
     candidate: BatchCandidate
 
 
-@register_policy("genserve", needs_load=True, default_max_batch=MAX_BATCH)
+@register_policy("genserve", needs_load=True, default_max_batch=LARGEST_BATCH)
 def make_genserve(context: PolicyContext) -> Policy:
     """The whole pipeline is on every worker, as in the paper."""
     dispatcher = GenServe(context.times, context.options)

@@ -3,25 +3,23 @@ ablations)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol
 
+from tridentserve.protocols import PendingRequest, RunningRequest
 from tridentserve.requests import RequestSpec
 
-
-class JobMeasure(Protocol):
-    """By how much a request comes after others; the least is 0."""
-
-    def __call__(self, spec: RequestSpec, steps_left: int, arrival_s: float) -> float: ...
+OrderedJob = PendingRequest | RunningRequest
+"""A request that waits or runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobOrder:
     """One way to order requests, those that wait and those that run."""
 
-    measure: JobMeasure
+    measure: Callable[[OrderedJob], float]
+    """By how much a request comes after others."""
     unit: str
     """The unit of the measure, as the reason of a plan tells it."""
 
@@ -31,29 +29,21 @@ def compute_length(spec: RequestSpec) -> float:
     return spec.shape.tokens * spec.num_outputs
 
 
-def _measure_remaining_processing(spec: RequestSpec, steps_left: int, arrival_s: float) -> float:
+def _count_steps_left(job: OrderedJob) -> int:
+    return job.spec.num_inference_steps - job.steps_done
+
+
+def _measure_processing_left(job: OrderedJob) -> float:
     """Section 3.4: L(req) = (T_total - t) S(req)."""
-    return steps_left * compute_length(spec)
-
-
-def _measure_remaining_steps(spec: RequestSpec, steps_left: int, arrival_s: float) -> float:
-    return steps_left
-
-
-def _measure_steps(spec: RequestSpec, steps_left: int, arrival_s: float) -> float:
-    return spec.num_inference_steps
-
-
-def _measure_arrival(spec: RequestSpec, steps_left: int, arrival_s: float) -> float:
-    return arrival_s
+    return _count_steps_left(job) * compute_length(job.spec)
 
 
 # By the end of the policy's name, as the paper abbreviates them.
 JOB_ORDERS: Mapping[str, JobOrder] = MappingProxyType(
     {
-        "srptf": JobOrder(_measure_remaining_processing, "token-steps left"),
-        "srtf": JobOrder(_measure_remaining_steps, "steps left"),
-        "sjf": JobOrder(_measure_steps, "steps"),
-        "fcfs": JobOrder(_measure_arrival, "s, when it came"),
+        "srptf": JobOrder(_measure_processing_left, "token-steps left"),
+        "srtf": JobOrder(_count_steps_left, "steps left"),
+        "sjf": JobOrder(lambda job: job.spec.num_inference_steps, "steps"),
+        "fcfs": JobOrder(lambda job: job.arrival_s, "s, when it came"),
     }
 )

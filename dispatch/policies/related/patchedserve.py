@@ -10,20 +10,20 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
-from dispatch.options import MAX_BATCH
 from dispatch.policies.greedy.placements import co_locate
 from dispatch.policies.greedy.work import count_steps_left
 from dispatch.policies.policy import Policy, PolicyContext, register_policy
 from dispatch.policies.step_level.dispatcher import BatchCandidate, KindQueue, StepLevelDispatcher, StepTick
 from dispatch.policies.step_level.running_batches import RunningBatch, find_running_batches
 from dispatch.policies.step_level.worker_picker import WorkerPicker
+from profiler.cost_model import LARGEST_BATCH
 from tridentserve.protocols import Assignment, ClusterView, Decisions, PendingRequest, Preemption, Refusal
 
 # The most urgent request is relaxed from this slack score on: one whole latency to spare. The paper gives no figure.
 RELAXED_SLACK = 1.0
 
 
-@register_policy("patchedserve", needs_load=True, default_max_batch=MAX_BATCH)
+@register_policy("patchedserve", needs_load=True, default_max_batch=LARGEST_BATCH)
 def make_patchedserve(context: PolicyContext) -> Policy:
     """The whole pipeline is on every worker, as in the paper."""
     dispatcher = PatchedServe(context.times, context.options)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from dispatch import DispatchOptions
-from dispatch.options import MAX_BATCH
 from profiler import CostModel
+from profiler.cost_model import LARGEST_BATCH
 from tests.profiler.synthetic import row, step_seconds, table
 from tridentserve.plans import WorkerId
 from tridentserve.protocols import (
@@ -49,7 +49,7 @@ def batching_model() -> CostModel:
 
 TIMES = batching_model()
 # The options of policies that live on batches.
-BATCHES = DispatchOptions(max_batch=MAX_BATCH)
+BATCHES = DispatchOptions(max_batch=LARGEST_BATCH)
 
 
 def running(pending: PendingRequest, *diffuse: WorkerId, yielding: bool = False, batch: int = 1) -> RunningRequest:
