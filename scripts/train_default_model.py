@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import torch
-from lib.command_line import Parser, make_positive
+from lib.command_line import Parser, make_positive, parse_share
 from lib.training.processes import run_processes
 from lib.training.stages import IMAGE_STAGES, VIDEO_STAGES
 
@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--processes", type=make_positive(int), default=1, help="that train together, of a thread each")
     parser.add_argument("--vae-steps", type=make_positive(int), default=3500)
     parser.add_argument(
-        "--data-scale", type=make_positive(float), default=1.0, help="1: 93,000 pictures or 80,000 clips"
+        "--data-scale", type=make_positive(float), default=1.0, help="1: 103,000 pictures or 80,000 clips"
     )
     parser.add_argument(
         "--shard-pictures", type=make_positive(int), default=1000, help="pictures or clips that a file holds"
@@ -45,6 +45,12 @@ def main() -> None:
         type=make_positive(int),
         default=7000,
         help="of a step of the transformer, with captions",
+    )
+    parser.add_argument(
+        "--small-share",
+        type=parse_share,
+        default=0.4,
+        help="of the steps, the first ones, that sees small pictures or clips only (default %(default)s)",
     )
     parser.add_argument("--grid-every", type=make_positive(int), default=1000, help="steps between grids of samples")
     parser.add_argument("--model", type=Path, help="where `export` writes the model folder; default: OUT/model")
@@ -71,6 +77,7 @@ def main() -> None:
                 arguments.steps,
                 arguments.batch_tokens,
                 arguments.grid_every,
+                arguments.small_share,
             )
         else:
             target = arguments.model or folder / "model"

@@ -61,8 +61,17 @@ def parse_not_negative(text: str) -> float:
     return value
 
 
+def parse_share(text: str) -> float:
+    """A number from 0 to 1."""
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise ValueError(text)
+    return value
+
+
 # argparse names the type of an option in its errors.
 parse_not_negative.__name__ = "not negative number"
+parse_share.__name__ = "share from 0 to 1"
 
 
 def parse_sides(text: str) -> list[int]:

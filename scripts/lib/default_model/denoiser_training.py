@@ -23,8 +23,6 @@ from lib.training.shards import tokenize
 
 _PEAK_RATE = 1.5e-3
 _CAPTION_DROPOUT = 0.1
-# The share of the steps that sees small pictures only.
-_SMALL_SHARE = 0.4
 # Shapes with many corners are learned last: pictures of them are drawn so many times as often as others.
 _HARD_SHAPES, _HARD_TIMES = ("star", "cross"), 3.0
 
@@ -38,10 +36,11 @@ class PictureBatch:
     t5_ids: torch.Tensor
 
 
-def train_denoiser(folder: Path, seed: int, steps: int, batch_tokens: int, grid_every: int) -> None:
+def train_denoiser(folder: Path, seed: int, steps: int, batch_tokens: int, grid_every: int, small_share: float) -> None:
     """Train up to `steps` in all, with `batch_tokens` in each; the number of pictures follows from their size.
 
-    Processes that train together share the tokens. State, figures and grids of samples lie in `folder` as `denoiser*`.
+    A share of the steps, the first ones, sees small pictures only. Processes that train together
+    share the tokens. State, figures and grids of samples lie in `folder` as `denoiser*`.
     """
     torch.manual_seed(derive_seed(seed, "denoiser"))
     batch_tokens //= count_processes()
@@ -53,7 +52,7 @@ def train_denoiser(folder: Path, seed: int, steps: int, batch_tokens: int, grid_
     empty = tuple(tokenize(each, [""], TEXT_TOKENS)[0] for each in (parts.tokenizer, parts.tokenizer_3))
     for step in run.iterate(steps):
         torch.manual_seed(derive_seed(seed, "step", step, get_rank()))
-        size = draw_size(random.Random(derive_seed(seed, "size", step)), step / steps)
+        size = draw_size(random.Random(derive_seed(seed, "size", step)), step / steps >= small_share)
         rows = -(-batch_tokens // (count_image_tokens(*size) + 2 * TEXT_TOKENS))
         batch = _draw_batch(prepared[size], weights[size], rows, empty)
         with compute_fast():
@@ -66,9 +65,9 @@ def train_denoiser(folder: Path, seed: int, steps: int, batch_tokens: int, grid_
             save_grid(folder, parts.replaced(run.averages), folder / f"denoiser-{step + 1:06d}.png")
 
 
-def draw_size(rng: random.Random, progress: float) -> tuple[int, int]:
-    """Draw the (width, height) of a step's pictures after a share `progress` of the training."""
-    sizes = [size for size in SIZES if progress >= _SMALL_SHARE or size[0] * size[1] <= SMALL_PIXELS]
+def draw_size(rng: random.Random, is_any: bool) -> tuple[int, int]:
+    """Draw the (width, height) of a step's pictures, of the small sizes or of any."""
+    sizes = [size for size in SIZES if is_any or size[0] * size[1] <= SMALL_PIXELS]
     return rng.choices(sizes, [SIZES[size][1] for size in sizes])[0]
 
 

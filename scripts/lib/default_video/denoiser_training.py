@@ -21,15 +21,15 @@ from lib.training.shards import PixelSize, tokenize
 
 _PEAK_RATE = 1.5e-3
 _CAPTION_DROPOUT = 0.1
-# The share of the steps that sees the smaller clips only, and the share of smaller clips after that.
-_SMALL_SHARE, _SMALL_LATER = 0.4, 0.3
+# The share of smaller clips once there are larger ones.
+_SMALLER = 0.3
 
 
-def train_denoiser(folder: Path, seed: int, steps: int, batch_tokens: int, grid_every: int) -> None:
+def train_denoiser(folder: Path, seed: int, steps: int, batch_tokens: int, grid_every: int, small_share: float) -> None:
     """Train up to `steps` in all, with `batch_tokens` in each; the number of clips follows from their size.
 
-    Processes that train together share the tokens. State, figures and strips of samples lie in `folder` as
-    `denoiser*`.
+    A share of the steps, the first ones, sees the smaller clips only. Processes that train
+    together share the tokens. State, figures and strips of samples lie in `folder` as `denoiser*`.
     """
     torch.manual_seed(derive_seed(seed, "denoiser"))
     batch_tokens //= count_processes()
@@ -41,7 +41,7 @@ def train_denoiser(folder: Path, seed: int, steps: int, batch_tokens: int, grid_
     empty = tokenize(parts.tokenizer, [""], TEXT_TOKENS)[0]
     for step in run.iterate(steps):
         torch.manual_seed(derive_seed(seed, "step", step, get_rank()))
-        size = draw_clip_size(random.Random(derive_seed(seed, "size", step)), step / steps)
+        size = draw_clip_size(random.Random(derive_seed(seed, "size", step)), step / steps >= small_share)
         rows = max(1, batch_tokens // (count_clip_tokens(*size, FRAMES) + TEXT_TOKENS))
         index, wording = torch.randint(len(prepared[size].ids), (rows,)), torch.randint(CLIP_WORDINGS, (rows,))
         dropped = (torch.rand(rows) < _CAPTION_DROPOUT)[:, None]
@@ -57,10 +57,10 @@ def train_denoiser(folder: Path, seed: int, steps: int, batch_tokens: int, grid_
             save_strips(folder, parts.replaced(run.averages), folder / f"denoiser-{step + 1:06d}.png")
 
 
-def draw_clip_size(rng: random.Random, progress: float) -> PixelSize:
-    """Draw the (width, height) of a step's clips after a share `progress` of the training."""
+def draw_clip_size(rng: random.Random, is_any: bool) -> PixelSize:
+    """Draw the (width, height) of a step's clips, of the smaller size or of any."""
     smaller, larger = CLIP_SIZES
-    return smaller if progress < _SMALL_SHARE or rng.random() < _SMALL_LATER else larger
+    return larger if is_any and rng.random() >= _SMALLER else smaller
 
 
 def compute_motion_loss(parts: VideoParts, latents: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch.nn import functional
 
 # Timesteps are shifted towards noise, as the scheduler's are when an image is made.
 SHIFT = 3.0
 # Most of a picture is its plain background, which is learned soon: errors where there is a thing count so many times as
-# much. A place has a thing where its latents are further from the medians of its picture or frame than this share of
-# the deviation of all.
+# much, and so do those beside it, where outlines and the gaps between things are. A place has a thing where its latents
+# are further from the medians of its picture or frame than this share of the deviation of all.
 _THING_TIMES, _THING_DISTANCE = 4.0, 0.25
 
 
@@ -44,5 +45,7 @@ def weigh_places(latents: torch.Tensor) -> torch.Tensor:
     """Weights, of mean 1, of the places of latents: (n, channels, ..., height, width) -> (n, 1, ..., height, width)."""
     medians = latents.flatten(-2).median(-1).values[..., None, None]
     distances = (latents - medians).square().mean(1, keepdim=True).sqrt()
-    weights = torch.where(distances > _THING_DISTANCE * latents.std(), _THING_TIMES, 1.0)
+    things = (distances > _THING_DISTANCE * latents.std()).float()
+    near = functional.max_pool2d(things.flatten(0, -3), kernel_size=3, stride=1, padding=1).view_as(things)
+    weights = 1 + (_THING_TIMES - 1) * near
     return weights / weights.mean()

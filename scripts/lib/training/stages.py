@@ -24,8 +24,8 @@ class TrainingStages:
     """(folder, seed, steps)."""
     prepare: Callable[[Path, int, float, int], None]
     """(folder, seed, scale of the data set, samples in each file)."""
-    train_denoiser: Callable[[Path, int, int, int, int], None]
-    """(folder, seed, steps, tokens of a step, steps between samples)."""
+    train_denoiser: Callable[[Path, int, int, int, int, float], None]
+    """(folder, seed, steps, tokens of a step, steps between samples, share of the steps with small samples only)."""
     export: Callable[[Path, Path], None]
     """(folder, target): write the model folder."""
 

@@ -64,13 +64,14 @@ def test_fast_computing_changes_results_a_little_and_no_precision_of_weights() -
     torch.testing.assert_close(fast.float(), exact, rtol=0.05, atol=0.05)
 
 
-def test_errors_where_a_thing_is_count_more() -> None:
+def test_errors_at_a_thing_and_beside_it_count_more() -> None:
     latents = torch.zeros(2, 3, 5, 6, 6) + torch.arange(5.0).view(5, 1, 1)  # frames whose backgrounds differ
     latents[1, :, 2, 1:3, 4] += 9.0
     weights = weigh_places(latents)
     assert weights.shape == (2, 1, 5, 6, 6)
     torch.testing.assert_close(weights.mean(), torch.tensor(1.0))
-    assert (weights > 2 * weights.min()).nonzero().tolist() == [[1, 0, 2, 1, 4], [1, 0, 2, 2, 4]]
+    places = (weights > 2 * weights.min()).nonzero().tolist()
+    assert places == [[1, 0, 2, row, column] for row in range(4) for column in range(3, 6)]
     noisy = add_noise(latents)
     assert compute_error(noisy.velocity, noisy, latents) == 0
     wrong = noisy.velocity.clone()
@@ -81,11 +82,11 @@ def test_errors_where_a_thing_is_count_more() -> None:
     torch.testing.assert_close(at_thing / compute_error(wrong, noisy, latents), torch.tensor(4.0), rtol=1e-3, atol=0)
 
 
-def test_small_pictures_come_first() -> None:
+def test_sizes_are_small_or_any() -> None:
     rng = random.Random(3)
-    early = {draw_size(rng, 0.3) for _ in range(500)}
+    early = {draw_size(rng, is_any=False) for _ in range(500)}
     assert {width * height <= SMALL_PIXELS for width, height in early} == {True}
-    assert {draw_size(rng, 0.9) for _ in range(2000)} == set(SIZES)
+    assert {draw_size(rng, is_any=True) for _ in range(2000)} == set(SIZES)
 
 
 def test_pictures_of_shapes_with_many_corners_are_drawn_more_often(tmp_path: Path) -> None:
