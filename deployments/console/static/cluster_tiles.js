@@ -21,13 +21,15 @@ function showAttainment(state) {
     return;
   }
   element.replaceChildren(
-    ...rows.map(([model, { on_time, ended }]) => {
-      const text = `${formatShare(on_time, ended)} (${on_time} of ${ended})`;
+    ...rows.map(([model, { on_time, ended, overdue }]) => {
+      const due = ended + overdue;
+      const late = overdue ? `, ${overdue} overdue` : "";
+      const text = `${formatShare(on_time, due)} (${on_time} of ${due}${late})`;
       return make(
         "div",
         {},
         make("p", {}, make("strong", {}, model), ` ${text}`),
-        make("meter", { min: 0, max: ended, value: on_time, "aria-label": `${model}: on time ${text}` }),
+        make("meter", { min: 0, max: due, value: on_time, "aria-label": `${model}: on time ${text}` }),
       );
     }),
   );

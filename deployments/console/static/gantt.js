@@ -168,7 +168,8 @@ export function describeWorker(worker, now) {
   if (!worker.alive) return "lost";
   if (plan === undefined) {
     const isKept = worker.reserved_until_s !== null && worker.reserved_until_s > now;
-    return `${isKept ? "reserved" : "idle"}${handoff}`;
+    const idle = worker.coreless ? "idle, no core free" : "idle";
+    return `${isKept ? "reserved" : idle}${handoff}`;
   }
   const left = plan.end_s - now;
   const until = left > 0 ? `${formatSeconds(left)} left` : `${formatSeconds(-left)} overdue`;

@@ -117,6 +117,17 @@ def test_attainment_leaves_out_what_was_cancelled_and_what_is_long_past() -> Non
     assert watched.describe(3.0 + ATTAINMENT_S + 1).attainment == {}
 
 
+def test_a_request_that_is_overdue_counts_before_it_ends() -> None:
+    watched = Watched()
+    watched.on(ev.RequestArrived(make_request("a", slo_s=1.0)), 0.0)
+    assert watched.describe(1.0).attainment == {}
+    assert watched.describe(1.5).attainment == {MODEL: Attainment(overdue=1)}
+    watched.on(ev.Tick(), 1.5)
+    for start_s, end_s in ((1.5, 2.0), (2.0, 3.0), (3.0, 4.0)):
+        watched.finish_next(start_s, end_s)
+    assert watched.describe(4.0).attainment == {MODEL: Attainment(0, 1)}
+
+
 def test_placements_and_losses_are_told_with_their_reasons() -> None:
     watched = Watched()
     specs, placement = workers_of(TYPES)
@@ -165,14 +176,19 @@ def test_states_of_cells_add_up_and_a_lost_cell_keeps_its_place() -> None:
     def make_state(name: str, number: int) -> ClusterState:
         stage = EndedStage(number, 1, MODEL, "E", (name,), ("r",), 0.0, 1.0)
         worker = WatchedWorker(name, "n", True, "m:EDC")
-        attainment = {MODEL: Attainment(1, 2)}
+        attainment = {MODEL: Attainment(1, 2, 3)}
         return ClusterState(
             float(number), (worker,), num_requests=3, attainment=attainment, ended=(stage,), cursor=(number,)
         )
 
     both = combine_states([make_state("a", 5), make_state("b", 9)], (0, 0))
     assert [worker.worker_id for worker in both.workers] == ["a", "b"]
-    assert (both.now_s, both.num_requests, both.attainment, both.cursor) == (9.0, 6, {MODEL: Attainment(2, 4)}, (5, 9))
+    assert (both.now_s, both.num_requests, both.attainment, both.cursor) == (
+        9.0,
+        6,
+        {MODEL: Attainment(2, 4, 6)},
+        (5, 9),
+    )
     one = combine_states([None, make_state("b", 9)], (4, 8))
     assert (one.cursor, [stage.number for stage in one.ended]) == ((4, 9), [9])
 

@@ -13,7 +13,7 @@ from tridentserve.cluster import WorkerSpec
 from tridentserve.plans import DispatchPlan, PlacementPlan, PlanMember, Replica
 from tridentserve.protocols import PendingRequest, WorkerView
 from tridentserve.requests import RequestSpec, Shape
-from tridentserve.scheduling.workers.shared_cores import SharedCores
+from tridentserve.scheduling.workers.shared_cores import SharedCores, list_coreless
 from tridentserve.scheduling.workers.worker_pool import WorkerPool
 from tridentserve.stages import PlacementType, Stage
 
@@ -68,6 +68,8 @@ def _list_diffuse(views: Sequence[WorkerView]) -> list[str]:
 def test_workers_with_devices_of_their_own_are_all_seen() -> None:
     pool = _make_pool([{"m": "EDC"}] * 4, limit=None)
     assert SharedCores(pool, CountingDispatcher()).list_views(_wait("m")) == pool.list_views()
+    _start(pool, "w0", 0)
+    assert list_coreless(pool) == frozenset()
 
 
 def test_those_that_do_most_alone_are_seen_first_and_the_others_without_diffuse() -> None:
@@ -145,5 +147,6 @@ def test_as_many_as_there_is_room_for(
         room = max(0, limit - (len(mine) - len(idle)))
         offered = [view for view in seen if view.node_id == node and view.idle and _holds_diffuse(view)]
         assert len(offered) == (len(idle) if room >= len(idle) else min(room, len(useful)))
+        assert {view.worker_id for view in idle if not room} == {view.worker_id for view in idle} & list_coreless(pool)
     again = cores.list_views(_wait(*models))
     assert [view for view, other in zip(seen, again, strict=True) if view == other and view is not other] == []

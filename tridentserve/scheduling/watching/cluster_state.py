@@ -56,6 +56,8 @@ class WatchedWorker:
     """The plans that it has, in the order in which it runs them."""
     reserved_until_s: float | None = None
     """The expected end of the D for which it is kept free; None where it is not."""
+    coreless: bool = False
+    """True where it is idle and cannot begin D, as the cores of its node are taken (`SharedCores`)."""
     handoff: HandoffLevel | None = None
     """None before its first report."""
 
@@ -137,10 +139,16 @@ class ClusterNotice:
 
 @dataclass(frozen=True, slots=True)
 class Attainment:
-    """Requests of one model that have ended lately, cancelled and invalid ones left out."""
+    """Requests of one model that have ended lately, cancelled and invalid ones left out, or should have ended."""
 
     on_time: int = 0
+    """Of the ended ones."""
     ended: int = 0
+    overdue: int = 0
+    """Requests that have not ended although their deadline has passed."""
+
+    def add(self, other: Attainment) -> Attainment:
+        return Attainment(self.on_time + other.on_time, self.ended + other.ended, self.overdue + other.overdue)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +205,7 @@ def combine_states(states: Iterable[ClusterState | None], cursor: tuple[int, ...
     attainment: dict[str, Attainment] = {}
     for state in found:
         for model, part in state.attainment.items():
-            known = attainment.get(model, Attainment())
-            attainment[model] = Attainment(known.on_time + part.on_time, known.ended + part.ended)
+            attainment[model] = attainment.get(model, Attainment()).add(part)
     return ClusterState(
         now_s=max((state.now_s for state in found), default=0.0),
         workers=tuple(worker for state in found for worker in state.workers),

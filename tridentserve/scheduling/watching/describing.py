@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from itertools import islice
 
@@ -12,28 +12,34 @@ from tridentserve.scheduling.runs import Request
 from tridentserve.scheduling.watching.cluster_state import (
     MAX_TOLD_CLASSES,
     MAX_TOLD_REQUESTS,
+    Attainment,
     ClusterState,
     WatchedClass,
     WatchedPlan,
     WatchedRequest,
     WatchedWorker,
 )
+from tridentserve.scheduling.workers.shared_cores import list_coreless
 from tridentserve.scheduling.workers.worker_pool import WorkerPool
 
 
 def describe_present(pool: WorkerPool, ledger: Ledger, now_s: float) -> ClusterState:
     """The state of all workers and of the requests that have not ended, without what is past."""
     requests = ledger.requests
+    coreless = list_coreless(pool)
     return ClusterState(
         now_s=now_s,
-        workers=tuple(_describe_worker(pool, ledger, spec, alive) for spec, alive in pool.list_all()),
+        workers=tuple(
+            _describe_worker(pool, ledger, spec, alive, spec.worker_id in coreless) for spec, alive in pool.list_all()
+        ),
         requests=tuple(_describe_request(request) for request in islice(requests.values(), MAX_TOLD_REQUESTS)),
         num_requests=len(requests),
         classes=_count_classes(requests.values()),
+        attainment=_count_overdue(requests.values(), now_s),
     )
 
 
-def _describe_worker(pool: WorkerPool, ledger: Ledger, spec: WorkerSpec, alive: bool) -> WatchedWorker:
+def _describe_worker(pool: WorkerPool, ledger: Ledger, spec: WorkerSpec, alive: bool, coreless: bool) -> WatchedWorker:
     plans = []
     for plan_id, start_s, end_s in pool.list_given_plans(spec.worker_id):
         if (plan := ledger.find_plan(plan_id)) is not None:
@@ -46,6 +52,7 @@ def _describe_worker(pool: WorkerPool, ledger: Ledger, spec: WorkerSpec, alive: 
         placement=pool.placement.describe(spec.worker_id),
         plans=tuple(plans),
         reserved_until_s=pool.reserved_until_s(spec.worker_id),
+        coreless=coreless,
     )
 
 
@@ -61,6 +68,12 @@ def _describe_request(request: Request) -> WatchedRequest:
         arrival_s=request.arrival_s,
         deadline_s=request.deadline_s,
     )
+
+
+def _count_overdue(requests: Iterable[Request], now_s: float) -> dict[str, Attainment]:
+    """The requests whose deadline has passed, by model."""
+    counts = Counter(request.spec.model for request in requests if request.deadline_s < now_s)
+    return {model: Attainment(overdue=count) for model, count in counts.items()}
 
 
 def _count_classes(requests: Iterable[Request]) -> tuple[WatchedClass, ...]:

@@ -64,7 +64,7 @@ class RecentHistory:
         return replace(
             state,
             workers=workers,
-            attainment=self._sum_attainment(state.now_s),
+            attainment=self._sum_attainment(state),
             notices=tuple(self._notices),
             ended=tuple(reversed(recent)),
             cursor=(self._number,),
@@ -113,11 +113,11 @@ class RecentHistory:
         if model is not None and on_time is not None:
             self._ended.append((now_s, model, on_time))
 
-    def _sum_attainment(self, now_s: float) -> dict[str, Attainment]:
-        while self._ended and self._ended[0][0] < now_s - ATTAINMENT_S:
+    def _sum_attainment(self, state: ClusterState) -> dict[str, Attainment]:
+        """What has ended lately, beside the unfinished requests of `state`."""
+        while self._ended and self._ended[0][0] < state.now_s - ATTAINMENT_S:
             self._ended.popleft()
-        found: dict[str, Attainment] = {}
+        found = dict(state.attainment)
         for _, model, on_time in self._ended:
-            known = found.get(model, Attainment())
-            found[model] = Attainment(known.on_time + on_time, known.ended + 1)
+            found[model] = found.get(model, Attainment()).add(Attainment(int(on_time), 1))
         return found

@@ -7,6 +7,7 @@ cores still have room for. E and C are short, and are seen wherever they are.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -54,7 +55,7 @@ class SharedCores:
         alive, placement = self._pool.list_live(), self._pool.placement
         if self._known[0] is not alive or self._known[1] is not placement:
             self._known = (alive, placement)
-            self._limits = {s.node_id: s.max_denoising for s in alive if s.max_denoising is not None}
+            self._limits = _list_limits(self._pool)
             self._needs_all.clear()
             self._without_diffuse.clear()
 
@@ -100,6 +101,19 @@ class SharedCores:
         if known is None or known[0] is not view:
             known = self._without_diffuse[view.worker_id] = (view, _without_diffuse(view))
         return known[1]
+
+
+def list_coreless(pool: WorkerPool) -> frozenset[WorkerId]:
+    """Idle workers that hold D and cannot begin it: as many workers of their node are busy as it has cores for."""
+    limits = _list_limits(pool)
+    holders = [view for view in pool.list_views() if view.node_id in limits and _list_models(view)]
+    busy = Counter(view.node_id for view in holders if not view.idle)
+    return frozenset(view.worker_id for view in holders if view.idle and busy[view.node_id] >= limits[view.node_id])
+
+
+def _list_limits(pool: WorkerPool) -> dict[str, int]:
+    """The number of workers that may denoise at once, of each node that limits it."""
+    return {spec.node_id: spec.max_denoising for spec in pool.list_live() if spec.max_denoising is not None}
 
 
 def _list_models(view: WorkerView) -> frozenset[str]:
