@@ -25,6 +25,8 @@ from tridentserve.scheduling.explanation.wording import write_text
 from tridentserve.stages import Stage
 
 _ROUNDING_S = 1e-3
+# A re-run with a change may be off by as much as one without, to the other side: a gain must be more than both.
+_CERTAIN_TIMES = 2.0
 
 
 def explain_by_log(chronicle: Chronicle, request_id: str, why_not_run: str) -> Explanation:
@@ -185,7 +187,7 @@ class _Asking:
             gain_s = baseline.latency_s - latency_s
             off_s = self._deviate(baseline) or 0.0
             latency_s -= off_s  # as far off as the re-run that changes nothing
-        is_certain = gain_s is None or gain_s > max(abs(off_s), _ROUNDING_S)
+        is_certain = gain_s is None or gain_s > max(_CERTAIN_TIMES * abs(off_s), _ROUNDING_S)
         slo_s = life.slo_s if life.slo_s is not None else end.slo_s
         on_time = None if slo_s is None else latency_s <= slo_s
         return Rerun(words, latency_s, gain_s, on_time, is_certain=baseline is not None and is_certain)

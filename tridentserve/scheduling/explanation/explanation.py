@@ -72,7 +72,7 @@ class Rerun:
     on_time: bool | None
     """None where its deadline is not known."""
     is_certain: bool
-    """It gains more than the re-run without a change is off the log."""
+    """It gains more than twice the seconds that the re-run without a change is off the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +87,8 @@ class Cause:
     without: Rerun | None = None
     """The re-run without it; None where none was made."""
     verified: bool = False
-    """The request ends sooner without it, by more than the re-run is off and by a fiftieth of its latency at least. Of
-    its own time: it is late even without any other request."""
+    """The request ends sooner without it, by more than twice what the re-run is off and by a fiftieth of its latency at
+    least. Of its own time: it is late even without any other request."""
 
     def check(self, without: Rerun | None) -> Cause:
         """The cause with the re-run without it."""
