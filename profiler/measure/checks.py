@@ -82,8 +82,8 @@ class Sweep:
 
 
 def check_measurable(source: Source, sweep: Sweep) -> None:
-    """Raises `ProfileError` for sizes that the model does not make and degrees that its heads or this machine's GPUs do
-    not allow, `ModelFolderError` for a model folder that is not complete. Cheap: nothing is loaded."""
+    """Raises `ProfileError` for sizes that the model does not make and degrees that its family or this machine's GPUs
+    do not allow, `ModelFolderError` for a model folder that is not complete. Cheap: nothing is loaded."""
     family = detect_family(source.folder)
     if source.random_weights:
         read_component_classes(source.folder)
@@ -99,11 +99,6 @@ def check_measurable(source: Source, sweep: Sweep) -> None:
         raise ProfileError(f"degrees are {degrees}; they must be powers of two")
     if max(sweep.degrees) > 1 and not family.shares_tokens:
         raise ProfileError(f"{family.name} runs at degree 1 only; measure no other")
-    heads = _read_transformer_number(source, "num_attention_heads") or 0
-    if heads % max(sweep.degrees):
-        raise ProfileError(
-            f"{heads} attention heads cannot be shared by {max(sweep.degrees)} workers; measure fewer degrees"
-        )
     if torch.device(source.device).type == "cuda" and torch.cuda.device_count() < sweep.max_degree:
         raise ProfileError(f"degree {sweep.max_degree} needs as many GPUs; there are {torch.cuda.device_count()}")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -74,12 +74,25 @@ class SequenceGroup:
     def all_to_all(self, blocks: Sequence[torch.Tensor], shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
         """Send `blocks[r]` to each rank r, and return the blocks that the ranks sent here; that of rank r has
         `shapes[r]`. Blocks may differ in size and may be empty; all have one dtype."""
+        return self.start_all_to_all(blocks, shapes)()
+
+    def start_all_to_all(
+        self, blocks: Sequence[torch.Tensor], shapes: Sequence[tuple[int, ...]]
+    ) -> Callable[[], list[torch.Tensor]]:
+        """Begin an `all_to_all`, and return the function that waits for what it returns. It must be called before the
+        next collective."""
         sent = torch.cat([block.reshape(-1) for block in blocks])
         sizes = [torch.Size(shape).numel() for shape in shapes]
         received = sent.new_empty(sum(sizes))
         with self._guard_collective("all_to_all"):
-            self._get_members().alltoall_base(received, sent, sizes, [block.numel() for block in blocks]).wait()
-        return [part.view(shape) for part, shape in zip(torch.split(received, sizes), shapes, strict=True)]
+            work = self._get_members().alltoall_base(received, sent, sizes, [block.numel() for block in blocks])
+
+        def finish() -> list[torch.Tensor]:
+            with self._guard_collective("all_to_all"):
+                work.wait()
+            return [part.view(shape) for part, shape in zip(torch.split(received, sizes), shapes, strict=True)]
+
+        return finish
 
     def all_gather(self, shard: torch.Tensor, shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
         """Return the shards of all ranks, which may differ in size: that of rank r has `shapes[r]`."""

@@ -1,13 +1,17 @@
-"""Shares the tokens of one forward pass among the members of a group: the collectives of Ulysses.
+"""Shares the tokens of one forward pass among the members of a group: the collectives of Ulysses, and a ring.
 
 Between attentions every rank holds a contiguous share of the image tokens and all text tokens. Inside an attention it
 holds all tokens for its share of the heads: one all-to-all there, with queries, keys and values together, and one
 back, in which the text output of every head reaches every rank. Text is short, so every rank computes all of it.
+
+Where the number of members does not divide the heads, as many neighbours as can share them do so. Each such set holds
+its own tokens, and the keys and values of the others come to it around a ring (`tridentserve.parallel.ring`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +20,10 @@ from torch.overrides import TorchFunctionMode
 
 from tridentserve.errors import ConfigError
 from tridentserve.parallel.groups import SequenceGroup
+from tridentserve.parallel.ring import SoftmaxSum, attend, pass_around
+
+# The arguments of scaled_dot_product_attention that a ring knows.
+_RING_KEYWORDS = frozenset({"attn_mask", "scale"})
 
 
 class TokenSharding:
@@ -26,15 +34,11 @@ class TokenSharding:
         self.sizes: list[int] = []
         """Image tokens by rank, as `shard` shared them out."""
 
-    def shard(self, tokens: torch.Tensor, num_heads: int) -> torch.Tensor:
+    def shard(self, tokens: torch.Tensor) -> torch.Tensor:
         """Select this rank's image tokens, (batch, local, channels), of all image tokens, (batch, tokens, channels).
 
-        Raises `ConfigError` when the heads or the tokens cannot be shared by the group."""
+        Raises `ConfigError` when the group has more members than there are tokens."""
         size = self.group.size
-        if num_heads % size:
-            raise ConfigError(
-                f"{num_heads} attention heads cannot be shared by {size} workers; use a degree that divides {num_heads}"
-            )
         if tokens.shape[1] < size:
             # Attention processors of diffusers fail on the ranks that have none.
             raise ConfigError(f"{tokens.shape[1]} tokens cannot be shared by {size} workers; use degree 1")
@@ -71,44 +75,111 @@ class TokenSharding:
 
         The text, if any, stands before or behind the image tokens.
         """
-        group, sizes = self.group, self.sizes
-        local = sizes[group.rank]
         batch, heads, length, channels = query.shape
-        share = heads // group.size
-        text, image = _split_text(torch.stack([query, key, value]), length - local, text_first)
-        received = group.all_to_all(
-            image.chunk(group.size, dim=2), [(3, batch, share, size, channels) for size in sizes]
+        peers = self._find_peers(heads)
+        sizes = [self.sizes[rank] for rank in peers]
+        place, share = peers.index(self.group.rank), heads // len(peers)
+        text, image = _split_text(torch.stack([query, key, value]), length - sizes[place], text_first)
+        received = self._exchange(
+            peers, image.chunk(len(peers), dim=2), [(3, batch, share, size, channels) for size in sizes]
         )
-        text = text.chunk(group.size, dim=2)[group.rank]
-        joint = _join_text(text, torch.cat(received, dim=3), text_first)
-        if kwargs.get("attn_mask") is not None:
-            kwargs["attn_mask"] = self._expand_mask(kwargs["attn_mask"], length - local, text_first)
+        text, image = text.chunk(len(peers), dim=2)[place], torch.cat(received, dim=3)
 
-        output = sdpa(*joint.unbind(0), **kwargs)
+        if len(peers) == self.group.size:
+            output = self._attend_at_once(sdpa, text, image, text_first, kwargs)
+        else:
+            output = self._attend_in_ring(peers, text, image, text_first, kwargs)
 
-        text, image = _split_text(output, length - local, text_first)
+        text, image = _split_text(output, length - self.sizes[self.group.rank], text_first)
         blocks = [_join_text(text, shard, text_first) for shard in torch.split(image, sizes, dim=2)]
-        return torch.cat(group.all_to_all(blocks, [(batch, share, length, channels)] * group.size), dim=1)
+        return torch.cat(self._exchange(peers, blocks, [(batch, share, length, channels)] * len(peers)), dim=1)
 
-    def _expand_mask(self, mask: torch.Tensor, text: int, text_first: bool) -> torch.Tensor:
-        """Expand a mask of keys, (batch, 1, 1, text + local), or of queries and keys, to all image tokens. Only text
-        can be masked; `ConfigError` is raised where a mask tells image tokens apart."""
-        whole = self._expand_rows(mask.transpose(-1, -2), text, text_first).transpose(-1, -2)
-        if mask.shape[-2] == 1:
-            return whole
-        _, image = _split_text(mask, text, text_first)
-        if bool((image != image[..., :1, :]).any()):
+    def _find_peers(self, heads: int) -> range:
+        """The ranks that share out the heads with this one, as many as can; each such set is a part of the ring."""
+        width = math.gcd(heads, self.group.size)
+        first = self.group.rank - self.group.rank % width
+        return range(first, first + width)
+
+    def _exchange(
+        self, peers: range, blocks: Sequence[torch.Tensor], shapes: Sequence[tuple[int, ...]]
+    ) -> list[torch.Tensor]:
+        """An all-to-all among `peers`."""
+        if len(peers) == self.group.size:
+            return self.group.all_to_all(blocks, shapes)
+        nothing = blocks[0].new_empty(0)
+        ranks = range(self.group.size)
+        received = self.group.all_to_all(
+            [blocks[peers.index(rank)] if rank in peers else nothing for rank in ranks],
+            [shapes[peers.index(rank)] if rank in peers else (0,) for rank in ranks],
+        )
+        return [received[rank] for rank in peers]
+
+    def _attend_at_once(
+        self,
+        sdpa: Callable[..., torch.Tensor],
+        text: torch.Tensor,
+        image: torch.Tensor,
+        text_first: bool,
+        kwargs: dict[str, Any],
+    ) -> torch.Tensor:
+        """Attention of all tokens to all tokens, for this rank's heads. `text` and `image`: queries, keys and values,
+        (3, batch, heads, tokens, channels)."""
+        if kwargs.get("attn_mask") is not None:
+            tokens = sum(self.sizes)
+            mask = _expand_mask(kwargs["attn_mask"], text.shape[-2], text_first, tokens, tokens)
+            kwargs = {**kwargs, "attn_mask": mask}
+        return sdpa(*_join_text(text, image, text_first).unbind(0), **kwargs)
+
+    def _attend_in_ring(
+        self, peers: range, text: torch.Tensor, image: torch.Tensor, text_first: bool, kwargs: dict[str, Any]
+    ) -> torch.Tensor:
+        """Attention of the tokens of `peers` to all tokens, for this rank's heads, as `_attend_at_once` has it."""
+        if unknown := sorted(name for name in kwargs.keys() - _RING_KEYWORDS if kwargs[name]):
             raise ConfigError(
-                f"an attention masks image tokens one by one (mask of shape {tuple(mask.shape)}), which cannot be "
-                "shared by several workers; use degree 1"
+                f"an attention has {', '.join(unknown)}, and its heads cannot be shared by {self.group.size} workers; "
+                "use a degree that divides their number"
             )
-        return self._expand_rows(whole, text, text_first)
+        width, count = len(peers), text.shape[-2]
+        members = range(self.group.rank % width, self.group.size, width)
+        sizes = [sum(self.sizes[start : start + width]) for start in range(0, self.group.size, width)]
+        mine = self.group.rank // width
+        query, result = _join_text(text[0], image[0], text_first), SoftmaxSum()
 
-    def _expand_rows(self, rows: torch.Tensor, text: int, text_first: bool) -> torch.Tensor:
-        """Expand the rows of a mask, (..., text + local, columns), to all image tokens."""
-        of_text, image = _split_text(rows, text, text_first)
-        everyone = image[..., :1, :].expand(*image.shape[:-2], sum(self.sizes), -1)
-        return _join_text(of_text, everyone, text_first)
+        def add(owner: int, parts: torch.Tensor) -> None:
+            """Every rank has the text, and sees its own."""
+            keys_text = text[1:] if owner == mine else text[1:, ..., :0, :]
+            mask = kwargs.get("attn_mask")
+            if mask is not None:
+                mask = _expand_mask(mask, count, text_first, sizes[mine], sizes[owner])
+                mask = mask if owner == mine else _split_text(mask.transpose(-1, -2), count, text_first)[1].mT
+            keys, values = _join_text(keys_text, parts, text_first)
+            result.add(*attend(query, keys, values, mask, kwargs.get("scale")))
+
+        shapes = [(*image.shape[1:-2], size, image.shape[-1]) for size in sizes]
+        pass_around(self.group, members, image[1:], [(2, *shape) for shape in shapes], add)
+        return result.finish(query.dtype)
+
+
+def _expand_mask(mask: torch.Tensor, text: int, text_first: bool, queries: int, keys: int) -> torch.Tensor:
+    """Expand a mask of keys, (batch, 1, 1, text + local), or of queries and keys, to so many image tokens. Only text
+    can be masked; `ConfigError` is raised where a mask tells image tokens apart."""
+    whole = _expand_rows(mask.transpose(-1, -2), text, text_first, keys).transpose(-1, -2)
+    if mask.shape[-2] == 1:
+        return whole
+    _, image = _split_text(mask, text, text_first)
+    if bool((image != image[..., :1, :]).any()):
+        raise ConfigError(
+            f"an attention masks image tokens one by one (mask of shape {tuple(mask.shape)}), which cannot be "
+            "shared by several workers; use degree 1"
+        )
+    return _expand_rows(whole, text, text_first, queries)
+
+
+def _expand_rows(rows: torch.Tensor, text: int, text_first: bool, count: int) -> torch.Tensor:
+    """Expand the rows of a mask, (..., text + local, columns), to `count` image tokens."""
+    of_text, image = _split_text(rows, text, text_first)
+    everyone = image[..., :1, :].expand(*image.shape[:-2], count, -1)
+    return _join_text(of_text, everyone, text_first)
 
 
 def _split_text(tokens: torch.Tensor, text: int, text_first: bool) -> tuple[torch.Tensor, torch.Tensor]:

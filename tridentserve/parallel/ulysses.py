@@ -29,7 +29,7 @@ def sequence_parallel(group: SequenceGroup | None) -> Iterator[None]:
     """Inside the context, all members of `group` run the hooked transformers together. Each member calls them with the
     same arguments and gets the whole result. None, or a group of one, is the stock path.
 
-    The forward pass raises `ConfigError` before any collective when the group cannot share the heads, and `GroupError`
+    The forward pass raises `ConfigError` before any collective when the group cannot share the tokens, and `GroupError`
     when a member is lost.
     """
     token = _ACTIVE.set(TokenSharding(group) if group is not None and group.size > 1 else None)
@@ -56,7 +56,6 @@ def install(
     attentions: Iterable[torch.nn.Module],
     output: torch.nn.Module,
     *,
-    num_heads: int,
     text_first: bool,
     positions: torch.nn.Module | None = None,
     joint_positions: bool = True,
@@ -65,13 +64,13 @@ def install(
     """Hook one transformer.
 
     `embedder` returns the image tokens (batch, tokens, channels), which its hook shares out. `attentions` are the joint
-    and the image-only attentions, with `num_heads` heads each; in their inputs text stands before the image tokens if
-    `text_first` is True, and behind them otherwise. `output` is the last layer; its hook gathers the image tokens.
-    `positions` returns rotary tables, (text + tokens, channels) each, and runs after the embedder; with
-    `joint_positions` False it returns one table of image and one of text tokens. `rotated` are the modules that take
-    such tables as the argument `image_rotary_emb`.
+    and the image-only attentions; in their inputs text stands before the image tokens if `text_first` is True, and
+    behind them otherwise. `output` is the last layer; its hook gathers the image tokens. `positions` returns rotary
+    tables, (text + tokens, channels) each, and runs after the embedder; with `joint_positions` False it returns one
+    table of image and one of text tokens. `rotated` are the modules that take such tables as the argument
+    `image_rotary_emb`.
     """
-    embedder.register_forward_hook(functools.partial(_shard_tokens, num_heads))
+    embedder.register_forward_hook(_shard_tokens)
     output.register_forward_hook(_gather_tokens)
     if positions is not None:
         positions.register_forward_hook(_shard_positions if joint_positions else _shard_image_positions)
@@ -86,7 +85,6 @@ def install_blocks(
     attentions: Iterable[torch.nn.Module],
     output: torch.nn.Module,
     *,
-    num_heads: int,
     text_first: bool,
     positions: torch.nn.Module | None = None,
     positions_dim: int = 0,
@@ -99,7 +97,7 @@ def install_blocks(
     `call_per_sample` is True where the attentions call SDPA once for each row of the batch, since texts differ in
     length. The other arguments are those of `install`.
     """
-    first_block.register_forward_pre_hook(functools.partial(_shard_input, num_heads), with_kwargs=True)
+    first_block.register_forward_pre_hook(_shard_input, with_kwargs=True)
     output.register_forward_hook(_gather_tokens)
     if positions is not None:
         positions.register_forward_hook(functools.partial(_share_positions, positions_dim))
@@ -120,22 +118,22 @@ def note_group_for_compiled_code() -> None:
     _compiled_in_group = _ACTIVE.get() is not None
 
 
-def _shard_input(num_heads: int, module: torch.nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+def _shard_input(module: torch.nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
     active = _ACTIVE.get()
     if active is None:
         return None
     if args:
-        return (active.shard(args[0], num_heads), *args[1:]), kwargs
-    return args, kwargs | {"hidden_states": active.shard(kwargs["hidden_states"], num_heads)}
+        return (active.shard(args[0]), *args[1:]), kwargs
+    return args, kwargs | {"hidden_states": active.shard(kwargs["hidden_states"])}
 
 
 def _share_positions(dim: int, module: torch.nn.Module, args: Any, output: Any) -> Any:
     return tuple(share(table, dim) for table in output)
 
 
-def _shard_tokens(num_heads: int, module: torch.nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor | None:
+def _shard_tokens(module: torch.nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor | None:
     active = _ACTIVE.get()
-    return active.shard(output, num_heads) if active else None
+    return active.shard(output) if active else None
 
 
 def _shard_positions(module: torch.nn.Module, args: Any, output: Any) -> Any:

@@ -133,7 +133,6 @@ class CogVideoXAdapter(VideoAdapter):
             blocks[0],
             [block.attn1 for block in blocks],
             transformer.proj_out,
-            num_heads=transformer.config.num_attention_heads,
             text_first=True,
         )
 

@@ -88,7 +88,6 @@ class FluxAdapter(DiffusersAdapter):
             transformer.x_embedder,
             [block.attn for block in (*transformer.transformer_blocks, *transformer.single_transformer_blocks)],
             transformer.proj_out,
-            num_heads=transformer.config.num_attention_heads,
             text_first=True,
             positions=transformer.pos_embed,
         )

@@ -97,7 +97,6 @@ class Flux2KleinAdapter(DiffusersAdapter):
             transformer.x_embedder,
             [block.attn for block in blocks],
             transformer.proj_out,
-            num_heads=transformer.config.num_attention_heads,
             text_first=True,
             rotated=blocks,
         )

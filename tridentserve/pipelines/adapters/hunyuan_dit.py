@@ -96,7 +96,6 @@ class HunyuanDiTAdapter(DDPMAdapter):
             transformer.pos_embed,
             [block.attn1 for block in transformer.blocks],
             transformer.proj_out,
-            num_heads=transformer.num_heads,
             text_first=True,
             rotated=transformer.blocks,
         )

@@ -116,7 +116,6 @@ class HunyuanVideo15Adapter(VideoAdapter):
             blocks[0],
             [block.attn for block in blocks],
             transformer.proj_out,
-            num_heads=transformer.config.num_attention_heads,
             text_first=False,
             positions=transformer.rope,
         )

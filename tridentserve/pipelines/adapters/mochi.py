@@ -101,7 +101,6 @@ class MochiAdapter(VideoAdapter):
             blocks[0],
             [block.attn1 for block in blocks],
             transformer.proj_out,
-            num_heads=transformer.config.num_attention_heads,
             text_first=False,
             positions=transformer.rope,
             call_per_sample=True,

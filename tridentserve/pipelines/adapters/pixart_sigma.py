@@ -58,7 +58,6 @@ class PixArtSigmaAdapter(DDPMAdapter):
             transformer.pos_embed,
             [block.attn1 for block in transformer.transformer_blocks],
             transformer.proj_out,
-            num_heads=transformer.config.num_attention_heads,
             text_first=True,
         )
 

@@ -125,7 +125,6 @@ class QwenImageAdapter(DiffusersAdapter):
             transformer.img_in,
             [block.attn for block in transformer.transformer_blocks],
             transformer.proj_out,
-            num_heads=transformer.config.num_attention_heads,
             text_first=True,
             positions=transformer.pos_embed,
             joint_positions=False,

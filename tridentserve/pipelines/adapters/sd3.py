@@ -92,7 +92,6 @@ class SD3Adapter(DiffusersAdapter):
             transformer.pos_embed,
             attentions,
             transformer.proj_out,
-            num_heads=transformer.config.num_attention_heads,
             text_first=False,
         )
 

@@ -114,7 +114,6 @@ class WanAdapter(VideoAdapter):
                     transformer.blocks[0],
                     [block.attn1 for block in transformer.blocks],
                     transformer.proj_out,
-                    num_heads=transformer.config.num_attention_heads,
                     text_first=False,
                     positions=transformer.rope,
                     positions_dim=1,

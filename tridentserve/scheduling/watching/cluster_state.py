@@ -142,7 +142,7 @@ class Attainment:
     """Requests of one model that have ended lately, cancelled and invalid ones left out, or should have ended."""
 
     on_time: int = 0
-    """Of the ended ones."""
+    """The number of those that ended before their deadline."""
     ended: int = 0
     overdue: int = 0
     """Requests that have not ended although their deadline has passed."""
