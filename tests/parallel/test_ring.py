@@ -38,7 +38,7 @@ def attend_together(
         scaled_dot_product_attention, *(tensor[:, :, kept] for tensor in tensors), text_first=text_first, **options
     )
     split = [text, len(mine)] if text_first else [len(mine), text]
-    parts = output.split(split, dim=2)
+    parts = torch.split(output, split, dim=2)
     shard, of_text = (parts[1], parts[0]) if text_first else parts
     batch, heads, _, channels = shard.shape
     gathered = sharding.gather(shard.transpose(1, 2).reshape(batch, -1, heads * channels))

@@ -114,7 +114,7 @@ class RecentHistory:
             self._ended.append((now_s, model, on_time))
 
     def _sum_attainment(self, state: ClusterState) -> dict[str, Attainment]:
-        """What has ended lately, beside the unfinished requests of `state`."""
+        """The requests that have ended lately, beside the overdue ones of `state`."""
         while self._ended and self._ended[0][0] < state.now_s - ATTAINMENT_S:
             self._ended.popleft()
         found = dict(state.attainment)
