@@ -28,9 +28,9 @@ _WIDTH = 120
 
 
 def fill_evaluation(page: str, root: Path) -> str:
-    """The page of the result, with the table of the cells below `root`. Raises `ConfigError` if it has no marks."""
-    table = sum_up_unseen(read_rows(root / CELLS, UnseenRow), _POLICIES)
-    return _fill(page, "result", table.to_markdown(level=2))
+    """The page of the result, with the tables of the cells below `root`. Raises `ConfigError` if it has no marks."""
+    tables = sum_up_unseen(read_rows(root / CELLS, UnseenRow), _POLICIES)
+    return _fill(page, "result", "\n".join(table.to_markdown(level=2) for table in tables))
 
 
 def fill_comparisons(page: str, root: Path) -> str:

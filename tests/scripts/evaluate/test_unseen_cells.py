@@ -70,21 +70,20 @@ def test_the_sum_counts_the_cells_in_which_another_policy_has_more_on_time() -> 
             (False, 1.0, {"ours": (0.70, 1.0), "b4": (0.68, 1.0)}),
         ]
     )
-    table = sum_up_unseen(rows, ["ours", "b4"])
-    assert table.title == "3 unseen cells"
-    ours, b4 = table.to_records()
-    assert [ours[f"behind another by over {limit}"] for limit in ("0.01", "0.03")] == ["1", "1"]
-    assert [b4[f"behind another by over {limit}"] for limit in ("0.01", "0.03")] == ["1", "0"]
-    gaps = [
-        ours[f"gap: {name} (1 cells)"].split()[0] for name in ("full cost, bound near", "full cost, others", "D alone")
-    ]
+    on_time, latencies = sum_up_unseen(rows, ["ours", "b4"])
+    assert on_time.title == "3 unseen cells: requests on time"
+    ours, b4 = on_time.to_records()
+    assert [ours[name] for name in ("cells behind by over 0.01", "by over 0.03")] == ["1", "1"]
+    assert [b4[name] for name in ("cells behind by over 0.01", "by over 0.03")] == ["1", "0"]
+    gaps = [ours[f"gap, {name} (1)"].split()[0] for name in ("bound near", "bound far", "D alone")]
     assert gaps == ["0.100", "0.000", "0.005"]
-    assert ours["mean over the shortest"].startswith("1.000 (")
+    assert latencies.to_records()[0]["mean over the shortest"].startswith("1.000 (")
 
 
 def test_latencies_are_compared_with_the_policy_that_has_the_most_on_time_and_with_the_shortest() -> None:
     cell = {"ours": (0.90, 4.0), "b4": (0.80, 2.0), "b6": (0.50, 1.0)}
-    ours, b4, _ = sum_up_unseen(make_rows([(False, 1.0, cell)]), list(cell)).to_records()
+    _, latencies = sum_up_unseen(make_rows([(False, 1.0, cell)]), list(cell))
+    ours, b4, _ = latencies.to_records()
     ratios = [f"{figure} over {other}" for figure in ("mean", "P95") for other in ("the rival's", "the shortest")]
     assert [ours[ratio].split()[0] for ratio in ratios] == ["2.000", "4.000"] * 2
     assert [b4[ratio].split()[0] for ratio in ratios] == ["0.500", "2.000"] * 2

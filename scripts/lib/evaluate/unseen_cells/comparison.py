@@ -30,13 +30,17 @@ def compare_unseen(rows: Iterable[UnseenRow], policies: Sequence[str]) -> list[T
     return [table for name, group in groups if group for table in _make_tables(name, group, policies)]
 
 
-def sum_up_unseen(rows: Iterable[UnseenRow], policies: Sequence[str]) -> Table:
-    """One table of all cells in which all policies have results."""
+def sum_up_unseen(rows: Iterable[UnseenRow], policies: Sequence[str]) -> list[Table]:
+    """A table of requests on time and one of latencies, of all cells in which all policies have results."""
     cells = group_by_cell(rows, policies)
+    return [_sum_up_on_time(cells, policies), _sum_up_latencies(cells, policies)]
+
+
+def _sum_up_on_time(cells: Sequence[CellRows], policies: Sequence[str]) -> Table:
     full = [cell for cell in cells if not is_diffuse_only(cell)]
     groups = (
-        ("full cost, bound near", [cell for cell in full if _is_tight(cell)]),
-        ("full cost, others", [cell for cell in full if not _is_tight(cell)]),
+        ("bound near", [cell for cell in full if _is_tight(cell)]),
+        ("bound far", [cell for cell in full if not _is_tight(cell)]),
         ("D alone", [cell for cell in cells if is_diffuse_only(cell)]),
     )
     shown = []
@@ -46,22 +50,47 @@ def sum_up_unseen(rows: Iterable[UnseenRow], policies: Sequence[str]) -> Table:
             (
                 policy,
                 f"{fmean(cell[policy].on_time for cell in cells):.3f}",
-                *(show_mean([find_lack(cell, policy) for cell in group]) for _, group in groups),
                 *(f"{sum(lack > limit for lack in behind)}" for limit in (_BETTER, _MUCH_BETTER)),
-                *(
-                    show_median([divide(cell, policy, name) for cell in cells])
-                    for name in _LATENCIES
-                    for divide in (divide_by_rival, divide_by_best)
-                ),
+                *(show_mean([find_lack(cell, policy) for cell in group]) for _, group in groups),
             )
         )
     header = (
-        *("policy", "on time", *(f"gap: {name} ({len(group)} cells)" for name, group in groups)),
-        *(f"behind another by over {limit:g}" for limit in (_BETTER, _MUCH_BETTER)),
-        *(f"{name} over {other}" for name in ("mean", "P95") for other in ("the rival's", "the shortest")),
+        *("policy", "share on time", f"cells behind by over {_BETTER:g}", f"by over {_MUCH_BETTER:g}"),
+        *(f"gap, {name} ({len(group)})" for name, group in groups),
     )
-    rivals = "The rival of a policy in a cell is the one with the most requests on time of all others."
-    return Table(f"{len(cells)} unseen cells", header, tuple(shown), f"{_describe_figures()} {rivals}")
+    note = (
+        f"Share on time: the mean over the {len(cells)} cells. Behind: another policy of the table has more on time, "
+        "by that share of the requests. Gap: the share that is missing to the most that can be had, as a mean over "
+        f"the cells of a kind (their number in brackets), with its {CONFIDENCE:.0%} interval. The most that can be had "
+        f"is the bound of a linear program. Where no policy comes within {_TIGHT:g} of it (bound far), nobody knows "
+        "whether more can be had, and the best policy takes its place. D alone: E and C take no time in these cells."
+    )
+    return Table(f"{len(cells)} unseen cells: requests on time", header, tuple(shown), note)
+
+
+def _sum_up_latencies(cells: Sequence[CellRows], policies: Sequence[str]) -> Table:
+    shown = [
+        (
+            policy,
+            *(
+                show_median([divide(cell, policy, name) for cell in cells])
+                for divide in (divide_by_rival, divide_by_best)
+                for name in _LATENCIES
+            ),
+        )
+        for policy in policies
+    ]
+    header = (
+        "policy",
+        *(f"{name} over {other}" for other in ("the rival's", "the shortest") for name in ("mean", "P95")),
+    )
+    note = (
+        "Latencies count all requests, and each figure is the median over the cells of a ratio, below 1 where the "
+        "policy is faster. Its rival in a cell is the other policy with the most requests on time. The shortest "
+        f"latency is that of any policy, however many requests that one has late. Brackets: {CONFIDENCE:.0%} "
+        "intervals, by resampling the cells."
+    )
+    return Table(f"{len(cells)} unseen cells: latencies", header, tuple(shown), note)
 
 
 def group_by_cell(rows: Iterable[UnseenRow], policies: Sequence[str]) -> list[CellRows]:
