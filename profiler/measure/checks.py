@@ -97,8 +97,8 @@ def check_measurable(source: Source, sweep: Sweep) -> None:
     degrees = [*sweep.degrees, *sweep.decode_degrees]
     if any(degree < 1 or degree & (degree - 1) for degree in degrees):
         raise ProfileError(f"degrees are {degrees}; they must be powers of two")
-    if max(sweep.degrees) > 1 and not family.shares_tokens:
-        raise ProfileError(f"{family.name} runs at degree 1 only; measure no other")
+    if max(sweep.degrees) > 2 and not family.shares_tokens:
+        raise ProfileError(f"{family.name} gains nothing beyond degree 2, one worker for each pass; measure no other")
     if torch.device(source.device).type == "cuda" and torch.cuda.device_count() < sweep.max_degree:
         raise ProfileError(f"degree {sweep.max_degree} needs as many GPUs; there are {torch.cuda.device_count()}")
 

@@ -25,6 +25,8 @@ Model = Callable[[str], Path]
 TOLERANCE = 1e-4
 OTHERS = ("sd3-medium", "flux-schnell", "cogvideox-1.5", "cogvideox-2b", "wan-2.2", "cogvideox_i2v-1.0", "wan_i2v-2.2")
 QUICK_VARIANTS = (*QUICK, "sd3-medium", "flux-schnell")
+# Families whose stock pipelines call the transformer once for each pass.
+CALL_PER_PASS = ("wan", "wan_i2v", "qwen_image", "flux2_klein", "hunyuan_video_15", "hunyuan_video_15_i2v")
 
 # Heights and widths in pixels; a token is 16 x 16 of them.
 EVEN: dict[str, Any] = {"height": 64, "width": 96}
@@ -120,23 +122,31 @@ def test_degree_may_change_at_any_step(pool: Pool, model: Model, variant: str, d
 
 
 def disturb(group: SequenceGroup) -> None:
-    """One of the buffers that rank 0 receives in each all-to-all is 1 % too large."""
+    """All that rank 0 receives from others in each all-to-all is 1 % too large."""
     _wrap(group, lambda received: [received[0], *(block * 1.01 for block in received[1:])])
 
 
 def reorder(group: SequenceGroup) -> None:
     """Rank 0 takes what it receives in the wrong order where the shapes allow it."""
-    _wrap(group, lambda received: received[::-1] if len({block.shape for block in received}) == 1 else received)
+
+    def reverse(received: list[torch.Tensor]) -> list[torch.Tensor]:
+        filled = [rank for rank, block in enumerate(received) if block.numel()]
+        if len({received[rank].shape for rank in filled}) > 1:
+            return received
+        reversed_ = dict(zip(filled, reversed(filled), strict=True))
+        return [received[reversed_.get(rank, rank)] for rank in range(len(received))]
+
+    _wrap(group, reverse)
 
 
 def _wrap(group: SequenceGroup, change: Callable[[list[torch.Tensor]], list[torch.Tensor]]) -> None:
-    exchange = SequenceGroup.all_to_all
+    start = SequenceGroup.start_all_to_all
 
-    def wrong(blocks: Any, shapes: Any) -> list[torch.Tensor]:
-        received = exchange(group, blocks, shapes)
-        return change(received) if group.rank == 0 else received
+    def start_wrong(blocks: Any, shapes: Any) -> Callable[[], list[torch.Tensor]]:
+        finish = start(group, blocks, shapes)
+        return lambda: change(finish()) if group.rank == 0 else finish()
 
-    group.all_to_all = wrong  # type: ignore[method-assign]
+    group.start_all_to_all = start_wrong  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("spoil", [disturb, reorder], ids=["one-percent", "order"])
@@ -146,7 +156,7 @@ def test_a_wrong_buffer_would_be_noticed(
 ) -> None:
     inputs = make_inputs(**EVEN, steps=2, variant=variant)
     state = plain(start(model(variant), inputs))
-    spoiled, *_ = pool.run(run_steps, 2, model(variant), state, 2, spoil)
+    spoiled, *_ = pool.run(run_steps, 4, model(variant), state, 2, spoil)
     assert difference(model(variant), inputs, spoiled["tensors"]["latents"]) > 10 * TOLERANCE
 
 
@@ -168,15 +178,30 @@ class _Untouchable(SequenceGroup):
 def test_too_few_tokens_are_refused_before_any_collective(model: Model, variant: str) -> None:
     state = start(model(variant), make_inputs(16, 16, variant=variant, num_frames=1))
     tokens = 2 if variant == "flux_kontext" else 1  # one of the image
-    with sequence_parallel(_Untouchable(4)), pytest.raises(ConfigError, match=f"{tokens} tokens cannot be shared by 4"):
+    refused = f"{tokens} tokens cannot be shared by [24]"
+    with sequence_parallel(_Untouchable(4)), pytest.raises(ConfigError, match=refused):
         load_stage(model(variant), Stage.DIFFUSE).step(state)
 
 
 @pytest.mark.families
-def test_a_unet_is_refused_in_a_group(model: Model) -> None:
-    state = start(model("sdxl"), make_inputs(**EVEN))
-    with sequence_parallel(_Untouchable(2)), pytest.raises(ConfigError, match="sdxl run on one worker at a time; use"):
-        load_stage(model("sdxl"), Stage.DIFFUSE).step(state)
+@pytest.mark.parametrize("degree", [2, 3, 4])
+@pytest.mark.parametrize("guidance_scale", [5.0, 1.0])
+def test_a_unet_shares_out_its_passes_alone(pool: Pool, model: Model, guidance_scale: float, degree: int) -> None:
+    inputs = make_inputs(**EVEN, steps=3, guidance_scale=guidance_scale, variant="sdxl")
+    assert difference(model("sdxl"), inputs, denoise(pool, model("sdxl"), inputs, [degree] * 3)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("variant", families(*CALL_PER_PASS, quick=("wan",)))
+def test_passes_that_are_a_call_each_are_the_same_bit_for_bit_on_two_workers(
+    pool: Pool, model: Model, variant: str
+) -> None:
+    inputs = make_inputs(**UNEVEN, steps=3, variant=variant)
+    assert difference(model(variant), inputs, denoise(pool, model(variant), inputs, [2, 2, 2])) == 0.0
+
+
+def test_without_guidance_two_workers_change_nothing(pool: Pool, model: Model) -> None:
+    inputs = make_inputs(**UNEVEN, steps=3, guidance_scale=1.0, variant="sd3")
+    assert difference(model("sd3"), inputs, denoise(pool, model("sd3"), inputs, [2, 2, 2])) <= TOLERANCE
 
 
 def test_an_attention_that_goes_around_sdpa_is_refused(model: Model) -> None:

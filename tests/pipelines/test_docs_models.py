@@ -34,7 +34,7 @@ def row(family: Family) -> str:
         f"{family.default_guidance_scale}",
         "yes" if family.negative_prompt else "no effect",
         passes,
-        "any" if family.shares_tokens else "1",
+        "any" if family.shares_tokens else "1, 2",
         "yes" if family.loras else "no",
     )
     return f"| {' | '.join(cells)} |\n"

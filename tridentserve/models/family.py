@@ -39,7 +39,7 @@ class Family:
     options: tuple[str, ...] = ()
     """Entries of `model_index.json` that are settings of the pipeline and not components."""
     shares_tokens: bool = True
-    """True where D can run at degrees above 1. U-Nets cannot."""
+    """True where members of a group share out the tokens of D. U-Nets cannot, and share out passes alone."""
     loras: bool = True
     """True where diffusers loads LoRAs for this family."""
     negative_prompt: bool = True

@@ -3,12 +3,12 @@ attention, arXiv 2310.01889). The softmax is summed up as they come, so that nob
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch.nn import functional
 
-from tridentserve.parallel.groups import SequenceGroup
+from tridentserve.parallel.collectives import CollectiveGroup, Shapes
 
 # CUDA's kernel reads masks whose rows begin at multiples of so many numbers.
 _MASK_ALIGNMENT = 16
@@ -69,23 +69,17 @@ def attend(
 
 
 def pass_around(
-    group: SequenceGroup,
-    members: Sequence[int],
-    parts: torch.Tensor,
-    shapes: Sequence[tuple[int, ...]],
-    use: Callable[[int, torch.Tensor], None],
+    members: CollectiveGroup, parts: torch.Tensor, shapes: Shapes, use: Callable[[int, torch.Tensor], None]
 ) -> None:
-    """Call `use` with the number and the tensors of each member in turn, this rank's own first. `parts` are its own,
-    and `shapes` those of the members. The next ones are on their way while the present ones are used."""
-    mine, size = members.index(group.rank), len(members)
-    behind, ahead = members[mine - 1], members[(mine + 1) % size]
+    """Call `use` with the rank and the tensors of each of `members` in turn, this one's own first. `parts` are its own,
+    and `shapes` those of all. The next ones are on their way while the present ones are used."""
+    size, ahead, behind = members.size, (members.rank + 1) % members.size, (members.rank - 1) % members.size
     for turn in range(size):
-        owner, coming = (mine - turn) % size, (mine - turn - 1) % size
-        finish = None
+        owner, finish = (members.rank - turn) % size, None
         if turn + 1 < size:
-            blocks = [parts if rank == ahead else parts.new_empty(0) for rank in range(group.size)]
-            wanted = [shapes[coming] if rank == behind else (0,) for rank in range(group.size)]
-            finish = group.start_all_to_all(blocks, wanted)
+            blocks = [parts if rank == ahead else parts.new_empty(0) for rank in range(size)]
+            coming = shapes[(owner - 1) % size]
+            finish = members.start_all_to_all(blocks, [coming if rank == behind else (0,) for rank in range(size)])
         use(owner, parts)
         if finish is not None:
             parts = finish()[behind]

@@ -21,14 +21,14 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from tridentserve.errors import ConfigError
-from tridentserve.parallel.groups import SequenceGroup
+from tridentserve.parallel.collectives import CollectiveGroup
 from tridentserve.parallel.ulysses import get_current_group
 
 
 class _RowSharding:
     """Shares the rows of the running decoder among the ranks of a group."""
 
-    def __init__(self, group: SequenceGroup, latent_rows: int) -> None:
+    def __init__(self, group: CollectiveGroup, latent_rows: int) -> None:
         self.group = group
         self.sizes = [len(rows) for rows in torch.arange(latent_rows).tensor_split(group.size)]
         """Rows of latents by rank. Later layers have a multiple of them."""

@@ -11,7 +11,7 @@ its own tokens, and the keys and values of the others come to it around a ring (
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 from tridentserve.errors import ConfigError
-from tridentserve.parallel.groups import SequenceGroup
+from tridentserve.parallel.collectives import CollectiveGroup, GroupPart
 from tridentserve.parallel.ring import SoftmaxSum, attend, pass_around
 
 # The arguments of scaled_dot_product_attention that a ring knows.
@@ -29,7 +29,7 @@ _RING_KEYWORDS = frozenset({"attn_mask", "scale"})
 class TokenSharding:
     """Shares the image tokens of the running forward pass among the ranks of a group."""
 
-    def __init__(self, group: SequenceGroup) -> None:
+    def __init__(self, group: CollectiveGroup) -> None:
         self.group = group
         self.sizes: list[int] = []
         """Image tokens by rank, as `shard` shared them out."""
@@ -76,43 +76,29 @@ class TokenSharding:
         The text, if any, stands before or behind the image tokens.
         """
         batch, heads, length, channels = query.shape
-        peers = self._find_peers(heads)
-        sizes = [self.sizes[rank] for rank in peers]
-        place, share = peers.index(self.group.rank), heads // len(peers)
-        text, image = _split_text(torch.stack([query, key, value]), length - sizes[place], text_first)
-        received = self._exchange(
-            peers, image.chunk(len(peers), dim=2), [(3, batch, share, size, channels) for size in sizes]
+        members = self._find_peers(heads)
+        peers = GroupPart(self.group, members) if len(members) < self.group.size else self.group
+        sizes, share = [self.sizes[rank] for rank in members], heads // peers.size
+        text, image = _split_text(torch.stack([query, key, value]), length - sizes[peers.rank], text_first)
+        received = peers.all_to_all(
+            image.chunk(peers.size, dim=2), [(3, batch, share, size, channels) for size in sizes]
         )
-        text, image = text.chunk(len(peers), dim=2)[place], torch.cat(received, dim=3)
+        text, image = text.chunk(peers.size, dim=2)[peers.rank], torch.cat(received, dim=3)
 
-        if len(peers) == self.group.size:
+        if peers is self.group:
             output = self._attend_at_once(sdpa, text, image, text_first, kwargs)
         else:
-            output = self._attend_in_ring(peers, text, image, text_first, kwargs)
+            output = self._attend_in_ring(peers.size, text, image, text_first, kwargs)
 
-        text, image = _split_text(output, length - self.sizes[self.group.rank], text_first)
+        text, image = _split_text(output, length - sizes[peers.rank], text_first)
         blocks = [_join_text(text, shard, text_first) for shard in torch.split(image, sizes, dim=2)]
-        return torch.cat(self._exchange(peers, blocks, [(batch, share, length, channels)] * len(peers)), dim=1)
+        return torch.cat(peers.all_to_all(blocks, [(batch, share, length, channels)] * peers.size), dim=1)
 
     def _find_peers(self, heads: int) -> range:
         """The ranks that share out the heads with this one, as many as can; each such set is a part of the ring."""
         width = math.gcd(heads, self.group.size)
         first = self.group.rank - self.group.rank % width
         return range(first, first + width)
-
-    def _exchange(
-        self, peers: range, blocks: Sequence[torch.Tensor], shapes: Sequence[tuple[int, ...]]
-    ) -> list[torch.Tensor]:
-        """An all-to-all among `peers`."""
-        if len(peers) == self.group.size:
-            return self.group.all_to_all(blocks, shapes)
-        nothing = blocks[0].new_empty(0)
-        ranks = range(self.group.size)
-        received = self.group.all_to_all(
-            [blocks[peers.index(rank)] if rank in peers else nothing for rank in ranks],
-            [shapes[peers.index(rank)] if rank in peers else (0,) for rank in ranks],
-        )
-        return [received[rank] for rank in peers]
 
     def _attend_at_once(
         self,
@@ -131,32 +117,32 @@ class TokenSharding:
         return sdpa(*_join_text(text, image, text_first).unbind(0), **kwargs)
 
     def _attend_in_ring(
-        self, peers: range, text: torch.Tensor, image: torch.Tensor, text_first: bool, kwargs: dict[str, Any]
+        self, width: int, text: torch.Tensor, image: torch.Tensor, text_first: bool, kwargs: dict[str, Any]
     ) -> torch.Tensor:
-        """Attention of the tokens of `peers` to all tokens, for this rank's heads, as `_attend_at_once` has it."""
+        """Attention of the tokens of `width` neighbours to all tokens, for this rank's heads, as `_attend_at_once` has
+        it."""
         if unknown := sorted(name for name in kwargs.keys() - _RING_KEYWORDS if kwargs[name]):
             raise ConfigError(
                 f"an attention has {', '.join(unknown)}, and its heads cannot be shared by {self.group.size} workers; "
                 "use a degree that divides their number"
             )
-        width, count = len(peers), text.shape[-2]
-        members = range(self.group.rank % width, self.group.size, width)
+        count = text.shape[-2]
+        members = GroupPart(self.group, range(self.group.rank % width, self.group.size, width))
         sizes = [sum(self.sizes[start : start + width]) for start in range(0, self.group.size, width)]
-        mine = self.group.rank // width
         query, result = _join_text(text[0], image[0], text_first), SoftmaxSum()
 
         def add(owner: int, parts: torch.Tensor) -> None:
             """Every rank has the text, and sees its own."""
-            keys_text = text[1:] if owner == mine else text[1:, ..., :0, :]
+            keys_text = text[1:] if owner == members.rank else text[1:, ..., :0, :]
             mask = kwargs.get("attn_mask")
             if mask is not None:
-                mask = _expand_mask(mask, count, text_first, sizes[mine], sizes[owner])
-                mask = mask if owner == mine else _split_text(mask.transpose(-1, -2), count, text_first)[1].mT
+                mask = _expand_mask(mask, count, text_first, sizes[members.rank], sizes[owner])
+                mask = mask if owner == members.rank else _split_text(mask.transpose(-1, -2), count, text_first)[1].mT
             keys, values = _join_text(keys_text, parts, text_first)
             result.add(*attend(query, keys, values, mask, kwargs.get("scale")))
 
         shapes = [(*image.shape[1:-2], size, image.shape[-1]) for size in sizes]
-        pass_around(self.group, members, image[1:], [(2, *shape) for shape in shapes], add)
+        pass_around(members, image[1:], [(2, *shape) for shape in shapes], add)
         return result.finish(query.dtype)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from tridentserve.errors import ConfigError
-from tridentserve.parallel.groups import SequenceGroup
+from tridentserve.parallel.collectives import CollectiveGroup
 from tridentserve.parallel.token_sharding import SharedAttentionCalls, TokenSharding
 
 _ACTIVE: ContextVar[TokenSharding | None] = ContextVar("sequence_parallel", default=None)
@@ -25,7 +25,7 @@ _compiled_in_group = False
 
 
 @contextmanager
-def sequence_parallel(group: SequenceGroup | None) -> Iterator[None]:
+def sequence_parallel(group: CollectiveGroup | None) -> Iterator[None]:
     """Inside the context, all members of `group` run the hooked transformers together. Each member calls them with the
     same arguments and gets the whole result. None, or a group of one, is the stock path.
 
@@ -39,7 +39,7 @@ def sequence_parallel(group: SequenceGroup | None) -> Iterator[None]:
         _ACTIVE.reset(token)
 
 
-def get_current_group() -> SequenceGroup | None:
+def get_current_group() -> CollectiveGroup | None:
     """The group of the current `sequence_parallel` context, or None at degree 1."""
     active = _ACTIVE.get()
     return active.group if active else None
@@ -151,16 +151,6 @@ def _shard_rotary(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) ->
     if active is None or tables is None:
         return None
     return args, kwargs | {"image_rotary_emb": tuple(active.shard_positions(table) for table in tables)}
-
-
-def refuse_groups(module: torch.nn.Module, family: str) -> None:
-    """Make a model that cannot be shared out raise `ConfigError` when a group runs it."""
-
-    def check(module: torch.nn.Module, args: Any) -> None:
-        if _ACTIVE.get() is not None:
-            raise ConfigError(f"models of the family {family} run on one worker at a time; use degree 1 for them")
-
-    module.register_forward_pre_hook(check)
 
 
 def _gather_tokens(module: torch.nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor | None:

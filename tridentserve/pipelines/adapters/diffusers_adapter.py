@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from tridentserve.errors import InvalidRequestError, ModelFolderError
 from tridentserve.models.families import FAMILIES
 from tridentserve.models.input_image import check_image
-from tridentserve.parallel import is_first, rows
+from tridentserve.parallel import is_first, rows, sequence_parallel
+from tridentserve.parallel.guidance import share_passes
 from tridentserve.pipelines.adapters import scheduler_state
 from tridentserve.pipelines.adapters.clean_latents import predict_clean
 from tridentserve.pipelines.adapters.denoising_request import FLOW_SHIFT, SCHEDULER_PREFIX, DenoisingRequest
@@ -128,19 +129,22 @@ class DiffusersAdapter(PipelineAdapter):
             timestep.expand(request.latents.shape[0]) for timestep, request in zip(timesteps, requests, strict=True)
         ]
         inputs = [request.scale_input(timestep) for request, timestep in zip(requests, timesteps, strict=True)]
-        together = passes if self.passes_share_a_call else 1
-        noise = torch.cat(
-            [
-                self._predict_noise(
-                    torch.cat(inputs * together),
-                    torch.cat(expanded * together),
-                    # Some transformers call `view`, which a row repeated for each output does not support.
-                    {name: row[first : first + together].flatten(0, 1).contiguous() for name, row in rows.items()},
-                    requests[0].tensors,
-                )
-                for first in range(0, passes, together)
-            ]
-        )
+        share = share_passes(passes)
+        together = len(share.passes) if self.passes_share_a_call else 1
+        with sequence_parallel(share.members if FAMILIES[self.family].shares_tokens else None):
+            noise = torch.cat(
+                [
+                    self._predict_noise(
+                        torch.cat(inputs * together),
+                        torch.cat(expanded * together),
+                        # Some transformers call `view`, which a row repeated for each output does not support.
+                        {name: row[first : first + together].flatten(0, 1).contiguous() for name, row in rows.items()},
+                        requests[0].tensors,
+                    )
+                    for first in range(share.passes.start, share.passes.stop, together)
+                ]
+            )
+        noise = share.gather(noise)
         sizes = [request.latents.shape[0] for request in requests]
         per_request = torch.split(noise.reshape(passes, -1, *noise.shape[1:]), sizes, dim=1)
         for request, timestep, own in zip(requests, timesteps, per_request, strict=True):

@@ -1,7 +1,7 @@
 """Stable Diffusion XL (arXiv 2307.01952): two CLIPs, a U-Net that takes the size of the image as input, a VAE.
 
-A U-Net mixes pixels by convolutions, so its tokens cannot be shared out and it runs at degree 1 only. No watermark is
-added.
+A U-Net mixes pixels by convolutions, so its tokens cannot be shared out: two workers run one of its two passes
+each. No watermark is added.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from tridentserve.parallel import ulysses
 from tridentserve.pipelines.adapters.conditions import list_negative_prompts, list_prompts, repeat_rows, split_rows
 from tridentserve.pipelines.adapters.ddpm_adapter import DDPMAdapter
 from tridentserve.pipelines.base import Tensors
@@ -97,7 +96,7 @@ class SDXLAdapter(DDPMAdapter):
         return image
 
     def _install_sequence_parallelism(self) -> None:
-        ulysses.refuse_groups(self.pipe.unet, self.family)
+        """Only passes are shared out: a U-Net has no tokens that stay apart from layer to layer."""
 
 
 ADAPTER = SDXLAdapter

@@ -1,0 +1,58 @@
+"""Exchanges of tensors among the members of a group, and among some of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+import torch
+
+Shapes = Sequence[tuple[int, ...]]
+"""The shape of what comes from each rank."""
+
+
+class CollectiveGroup(ABC):
+    """Members that call the same collectives in the same order."""
+
+    rank: int
+    """The number of this member, from 0."""
+    size: int
+    """The number of members."""
+
+    @abstractmethod
+    def start_all_to_all(self, blocks: Sequence[torch.Tensor], shapes: Shapes) -> Callable[[], list[torch.Tensor]]:
+        """Begin an `all_to_all`, and return the function that waits for what it returns. It must be called before the
+        next collective."""
+
+    def all_to_all(self, blocks: Sequence[torch.Tensor], shapes: Shapes) -> list[torch.Tensor]:
+        """Send `blocks[r]` to each rank r, and return the blocks that the ranks sent here; that of rank r has
+        `shapes[r]`. Blocks may differ in size and may be empty; all have one dtype."""
+        return self.start_all_to_all(blocks, shapes)()
+
+    def all_gather(self, shard: torch.Tensor, shapes: Shapes) -> list[torch.Tensor]:
+        """Return the shards of all ranks, which may differ in size: that of rank r has `shapes[r]`."""
+        # Gloo's own all-gather wants equal sizes and is slower than this (2.6 against 1.8 ms for 16 KB in 3 processes).
+        return self.all_to_all([shard] * self.size, shapes)
+
+
+class GroupPart(CollectiveGroup):
+    """Some members of a group. Their collectives are such of the whole group in which the others get nothing from them,
+    so that all parts of a group must call as many."""
+
+    def __init__(self, whole: CollectiveGroup, members: range) -> None:
+        """`members`: ranks of the whole group, this one's among them."""
+        self._whole, self._members = whole, members
+        self.rank, self.size = members.index(whole.rank), len(members)
+
+    def start_all_to_all(self, blocks: Sequence[torch.Tensor], shapes: Shapes) -> Callable[[], list[torch.Tensor]]:
+        everyone, nothing = range(self._whole.size), blocks[0].new_empty(0)
+        finish = self._whole.start_all_to_all(
+            [blocks[self._members.index(rank)] if rank in self._members else nothing for rank in everyone],
+            [shapes[self._members.index(rank)] if rank in self._members else (0,) for rank in everyone],
+        )
+
+        def select() -> list[torch.Tensor]:
+            received = finish()
+            return [received[rank] for rank in self._members]
+
+        return select
