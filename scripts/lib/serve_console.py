@@ -33,6 +33,7 @@ _EXPECTED = (
     "Failed to start RequestProtocol.HTTP server on port",  # taken by another service; the next port is tried
     "There are infinite retries remaining",
 )
+_TRACEBACK = "Traceback (most recent call last)"
 _STEPS = {
     "Started a local Ray instance": "Ray has started; starting Ray Serve ...",
     "Connected to Ray cluster": "Joined the Ray cluster that runs already; starting Ray Serve ...",
@@ -48,6 +49,7 @@ class ServeConsole:
     def __init__(self) -> None:
         self._shows_more: dict[str, bool] = {}
         """True for each process whose last line was shown."""
+        self._is_ending = False
 
     def translate(self, line: str) -> str | None:
         """The line to show, None for none."""
@@ -57,6 +59,7 @@ class ServeConsole:
         for mark, step in _STEPS.items():
             if mark in text:
                 self._shows_more[process] = False
+                self._is_ending |= step is None
                 return step
         if any(mark in text for mark in _EXPECTED):
             shown = False
@@ -65,6 +68,8 @@ class ServeConsole:
             shown = level not in _QUIET_LEVELS or _ACCESS.search(text) is not None
         elif _OUR_HEAD.match(text):
             shown = True
+        elif text.startswith(_TRACEBACK) and not process and not self._is_ending:
+            shown = True  # `serve run` itself has failed, whatever its line before said
         else:
             shown = self._shows_more.get(process, True) and bool(text.strip())
         self._shows_more[process] = shown

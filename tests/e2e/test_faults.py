@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -120,6 +123,19 @@ def test_a_client_that_leaves_stops_its_request(service: Service, stream: bool) 
     with started([*command, "-d", body]):
         wait_until(lambda: running(service, request_id), "the request runs")
     wait_for_stop(service, request_id)
+
+
+def test_a_client_that_sends_its_body_apart_and_leaves_stops_its_request(service: Service) -> None:
+    """As httpx and the clients on top of it do, unlike curl."""
+    body = json.dumps(long_request("apart")).encode()
+    address = urlsplit(service.url)
+    with socket.create_connection((address.hostname, address.port)) as client:
+        head = f"POST /v1/images/generations HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Type: application/json\r\n"
+        client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode())
+        time.sleep(0.1)
+        client.sendall(body)
+        wait_until(lambda: running(service, "apart"), "the request runs")
+    wait_for_stop(service, "apart")
 
 
 def test_a_replica_of_api_that_is_killed_leaves_no_request_behind(service: Service) -> None:

@@ -47,6 +47,15 @@ def test_a_continued_line_has_the_fate_of_the_one_before_of_its_process() -> Non
     assert console.translate("(ServeReplica:a:Api pid=3) Traceback (most recent call last):")
 
 
+def test_a_failure_of_the_start_itself_is_shown_and_none_of_the_end() -> None:
+    console = ServeConsole()
+    console.translate("2026-11-28 04:46:34,120\tINFO scripts.py:489 -- Running config file: 'quick.yaml'.")
+    failure = ["Traceback (most recent call last):", "Exception: The current node timed out during startup."]
+    assert [console.translate(line) for line in failure] == failure
+    console.translate("2026-11-28 04:47:34,120\tINFO scripts.py:600 -- Got KeyboardInterrupt, shutting down...")
+    assert [console.translate(line) for line in failure] == [None, None]
+
+
 def test_the_steps_of_the_start_are_told_in_words() -> None:
     told = ServeConsole().translate("2026-11-28 04:46:46,049\tINFO worker.py:2029 -- Started a local Ray instance.\n")
     assert told is not None

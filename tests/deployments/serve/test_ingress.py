@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 import sys
 
 import pytest
@@ -20,6 +21,18 @@ def test_haproxy_listens_on_free_ports() -> None:
         assert len(ports) == 12
         assert taken.getsockname()[1] not in ports
     assert all(one["RAY_SERVE_ENABLE_HA_PROXY"] == "1" for one in settings)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Ray Serve brings HAProxy on Linux only")
+def test_haproxy_runs_without_splice() -> None:
+    settings = list_ingress_settings()
+    # It looks at each descriptor that it might have, of which the tests' process may have very many.
+    command = ["/bin/sh", "-c", 'ulimit -n 1024; exec "$0" -v', settings["RAY_SERVE_HAPROXY_BINARY_PATH"]]
+    shown = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert shown.startswith("HAProxy version")
+    unset = subprocess.run(command, env={}, capture_output=True, text=True, timeout=60)
+    assert unset.returncode > 0
+    assert "TRIDENTSERVE_HAPROXY" in unset.stderr
 
 
 def test_without_haproxy_the_proxies_of_serve_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
