@@ -20,13 +20,12 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import get_args
 
 from lib.benchmark import describe_run, print_result
 from lib.command_line import PROFILES, Parser, make_positive, parse_not_negative, parse_policy_name
 from lib.evaluate.cells import BASELINES, PAPER_WORKLOADS, Cell, NamedLoad, Settings, list_cells, list_unseen_cells
 from lib.evaluate.missing_cells import run_missing
-from lib.evaluate.related_systems.offline_sets import OFFLINE, Deadlines, OfflineQuestion
+from lib.evaluate.related_systems.offline_sets import OfflineQuestion, add_offline_options
 from lib.evaluate.related_systems.settings import list_related_cells
 from lib.evaluate.store import Store
 
@@ -187,7 +186,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     _add_cells(parser)
     _add_named_load(parser)
     _add_simulation(parser)
-    _add_offline(parser)
+    add_offline_options(parser)
     parser.add_quick(
         models=["sd3-medium"],
         workloads=["light"],
@@ -276,23 +275,6 @@ def _add_cells(parser: Parser) -> None:
         metavar="FILE",
         help="published traces (docs/traces.md) whose arrivals unseen cells may have",
     )
-
-
-def _add_offline(parser: Parser) -> None:
-    """The options of sets of requests that are all there at time zero."""
-    add = parser.add_argument
-    add("--mix", metavar="NAME", help="with --offline: a shipped mix by its name, or a YAML file (see traces/data)")
-    add("--requests", type=make_positive(int), metavar="N", help="with --offline: the requests of each set")
-    add(
-        "--deadlines",
-        choices=get_args(Deadlines),
-        help="with --offline: deadlines that no schedule comes near, or those of the service's rule",
-    )
-    about = (
-        "sets of requests that are all there at time zero, on modelled A100 or on --cluster, by the time until all are "
-        "done; --seeds sets are drawn from --seed. Options that are not given have the values of this setting"
-    )
-    parser.add_mode("offline", about, OFFLINE)
 
 
 def _add_named_load(parser: Parser) -> None:

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from random import Random
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, get_args
 
 from deployments.assembly.simulation import SimulationSetup, load_times, set_deadlines, simulate
+from lib.command_line import Parser, make_positive
 from lib.evaluate.cells import MIXED, Cell, Settings
 from lib.evaluate.related_systems.fixed_degrees import FIXED_DEGREES
 from lib.evaluate.related_systems.settings import RELATED
@@ -47,6 +48,23 @@ _FAR_S = 1e6
 # A set is a part of so many times as many requests in the exact proportions of the mix, so that sets differ in what
 # they ask for, as those of a mix that is drawn at random do.
 _DECK = 16
+
+
+def add_offline_options(parser: Parser) -> None:
+    """The options of sets of requests that are all there at time zero."""
+    add = parser.add_argument
+    add("--mix", metavar="NAME", help="with --offline: a shipped mix by its name, or a YAML file (see traces/data)")
+    add("--requests", type=make_positive(int), metavar="N", help="with --offline: the requests of each set")
+    add(
+        "--deadlines",
+        choices=get_args(Deadlines),
+        help="with --offline: deadlines that no schedule comes near, or those of the service's rule",
+    )
+    about = (
+        "sets of requests that are all there at time zero, on modelled A100 or on --cluster, by the time until all are "
+        "done; --seeds sets are drawn from --seed. Options that are not given have the values of this setting"
+    )
+    parser.add_mode("offline", about, OFFLINE)
 
 
 @dataclass(frozen=True, slots=True)
