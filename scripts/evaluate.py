@@ -5,6 +5,7 @@ A cell is a model, a workload, a policy, a seed and an SLO scale; all policies o
 same trace with the same deadlines. Finished cells are kept in DIR (results.csv, cells.jsonl), and a rerun skips them.
 The report (report.html, figures/) is of all cells in DIR. The last line is one JSON object, of the cells asked for.
 With --shift, no grid: the load shifts, and the default is compared with placements that stay; nothing is kept in DIR.
+With --offline, no grid either: sets of requests are all there at time zero; what counts is when all are done.
 With --table, cells are kept in that CSV file in place of DIR; of unseen cells, two plots are drawn beside it (not with
 --deviations).
 
@@ -24,6 +25,7 @@ from lib.benchmark import describe_run, print_result
 from lib.command_line import PROFILES, Parser, make_positive, parse_not_negative, parse_policy_name
 from lib.evaluate.cells import BASELINES, PAPER_WORKLOADS, Cell, NamedLoad, Settings, list_cells, list_unseen_cells
 from lib.evaluate.missing_cells import run_missing
+from lib.evaluate.related_systems.offline_sets import OfflineQuestion, add_offline_options
 from lib.evaluate.related_systems.settings import list_related_cells
 from lib.evaluate.store import Store
 
@@ -65,6 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             read_recorded(settings.recorded)  # refused here, not once for each cell
         if arguments.shift:
             return _compare_shifts(arguments, settings, command)
+        if arguments.offline:
+            return _compare_offline(arguments, settings, command)
         if arguments.table is not None:
             return _extend_table(arguments, settings, command)
         store = Store(arguments.out, settings)
@@ -123,6 +127,26 @@ def _compare_shifts(arguments: argparse.Namespace, settings: Settings, command: 
     return 0
 
 
+def _compare_offline(arguments: argparse.Namespace, settings: Settings, command: str) -> int:
+    """Returns the exit status."""
+    from lib.evaluate.related_systems.offline_table import list_set_rows, make_offline_table, serve_sets
+
+    question = OfflineQuestion(arguments.mix, arguments.requests, arguments.deadlines)
+    cells = list(question.list_cells(arguments.seed, arguments.seeds, arguments.policies))
+    run = describe_run(command=command)
+    try:
+        results = serve_sets(question, cells, settings, arguments.jobs)
+    except KeyboardInterrupt:
+        print("evaluate: interrupted; nothing is kept of this run", file=sys.stderr)
+        return 130
+    title = f"{cells[0].workload}: {question.num_requests} requests on {settings.gpus} GPUs, seed {arguments.seed}"
+    rows = list_set_rows(results)
+    print(format_options(settings.make_options()))
+    print(make_offline_table(rows, arguments.policies, title).to_markdown())
+    print_result(run, {"cells": len(cells), "finished": len(results), "rows": rows})
+    return 0 if len(results) == len(cells) else 1
+
+
 def _extend_table(arguments: argparse.Namespace, settings: Settings, command: str) -> int:
     """Runs the cells that the table does not have, and compares the policies in all cells of the table. Returns the
     exit status."""
@@ -162,11 +186,23 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     _add_cells(parser)
     _add_named_load(parser)
     _add_simulation(parser)
+    add_offline_options(parser)
     parser.add_quick(
-        models=["sd3-medium"], workloads=["light"], policies=["default", "b3"], gpus=8, duration_s=30.0, jobs=1
+        models=["sd3-medium"],
+        workloads=["light"],
+        policies=["default", "b3"],
+        gpus=8,
+        duration_s=30.0,
+        requests=8,
+        jobs=1,
     )
     arguments = parser.parse_args(argv)
-    if (arguments.unseen is None) != (arguments.seed is None):
+    if arguments.offline:
+        if arguments.unseen is not None or arguments.related or arguments.shift or arguments.table:
+            parser.error("--offline does not go together with --unseen, --related, --shift and --table")
+    elif arguments.mix or arguments.deadlines or (arguments.requests and not arguments.quick):
+        parser.error("--mix, --requests and --deadlines are of sets of requests: give --offline")
+    elif (arguments.unseen is None) != (arguments.seed is None):
         parser.error("--unseen and --seed go together: cells are drawn from a seed")
     if arguments.related and arguments.unseen is not None:
         parser.error("--related and --unseen do not go together")
@@ -175,8 +211,9 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     if arguments.related and arguments.table:
         parser.error("--table keeps unseen cells and workloads by name: do not give --related")
     changed = NamedLoad(arguments.arrivals, arguments.rate_scale) != NamedLoad()
-    if changed and (arguments.related or arguments.shift or arguments.unseen is not None):
-        parser.error("--arrivals and --rate-scale are of workloads by name, not of --unseen, --related and --shift")
+    other = arguments.related or arguments.shift or arguments.offline or arguments.unseen is not None
+    if changed and other:
+        parser.error("--arrivals and --rate-scale are of workloads by name alone")
     if arguments.cells and not 0 <= min(arguments.cells) <= max(arguments.cells) < arguments.unseen:
         parser.error(f"--cells are numbers from 0 to {arguments.unseen - 1}, as --unseen is {arguments.unseen}")
     return arguments
@@ -218,7 +255,7 @@ def _add_cells(parser: Parser) -> None:
         f"their own; --duration-s scales the length of all ({DURATION_S:g}: as in the papers)",
     )
     add("--shift", action="store_true", help="the default against placements that stay, while the load shifts")
-    add("--seed", type=int, help=f"of unseen cells; {FIRST_PUBLISHED_SEED} and above are not tuned on")
+    add("--seed", type=int, help=f"of unseen cells and offline sets; {FIRST_PUBLISHED_SEED} and above are not tuned on")
     add(
         "--cells",
         nargs="+",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 from tridentserve.errors import ConfigError
@@ -16,25 +16,27 @@ PROFILES = "l20"
 class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, without the whole usage, and exits with 2. All scripts use it."""
 
-    _quick: dict[str, object] | None = None
+    _modes: Mapping[str, Mapping[str, object]] = {}
+
+    def add_mode(self, name: str, help_text: str, values: Mapping[str, object]) -> None:
+        """Add a flag with which options that are not given have these values. Of two flags, the one that was added last
+        counts. Call it after the options were added."""
+        self._modes = {**self._modes, name: values}
+        names = ", ".join(f"{option.replace('_', '-')} {value}" for option, value in values.items())
+        self.add_argument(f"--{name}", action="store_true", help=f"{help_text} ({names})")
 
     def add_quick(self, **values: object) -> None:
-        """Add `--quick`, with which options that are not given have these values. Call it last."""
-        self._quick = values
-        names = ", ".join(f"{name.replace('_', '-')} {value}" for name, value in values.items())
-        self.add_argument(
-            "--quick",
-            action="store_true",
-            help=f"run everything once on the smallest scale, to see that it works; figures mean nothing ({names})",
-        )
+        """Add `--quick`, which is such a flag. Call it last."""
+        about = "run everything once on the smallest scale, to see that it works; figures mean nothing"
+        self.add_mode("quick", about, values)
 
     def parse_args(self, args: Sequence[str] | None = None) -> argparse.Namespace:  # type: ignore[override]
         """Read a command line, that of the process unless `args` are given."""
         arguments = super().parse_args(args)
-        if self._quick is not None and arguments.quick:
-            self.set_defaults(**self._quick)
-            arguments = super().parse_args(args)
-        return arguments
+        given = [values for name, values in self._modes.items() if getattr(arguments, name)]
+        for values in given:
+            self.set_defaults(**values)
+        return super().parse_args(args) if given else arguments
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog.removesuffix('.py')}: {' '.join(message.split())} (see --help)\n")

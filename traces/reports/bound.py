@@ -1,9 +1,10 @@
-"""An upper bound on the requests of a trace that can finish on time under any schedule: how far a policy is from it.
+"""Bounds that hold for every schedule, which say how far a policy is from what can be had: the most requests of a trace
+that can finish on time, and the earliest end of a set of requests that are all there at time zero.
 
-For every window [a, b) the GPU-seconds of the on-time requests that arrive at or after a and are due by b must fit in
-the N (b - a) that N GPUs have. A request counts with the least that an on-time run of it can take, and as a fraction
-where that helps, so the bound is never too low. It does not see memory, nodes, transfers, loads or integer workers:
-what is possible may be less.
+The requests on time are bounded by windows: for every window [a, b) the GPU-seconds of the on-time requests that arrive
+at or after a and are due by b must fit in the N (b - a) that N GPUs have. A request counts with the least that an on-
+time run of it can take, and as a fraction where that helps, so the bound is never too low. Neither bound sees memory,
+nodes, transfers, loads or integer workers: what is possible may be less.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class TimedJob:
 
 @dataclass(frozen=True, slots=True)
 class _StageChoice:
-    """One way to run a stage: seconds on the request's critical path, and GPU-seconds."""
+    """One way to run a stage, or all stages: seconds on the request's critical path, and GPU-seconds."""
 
     seconds: float
     gpu_seconds: float
@@ -66,6 +67,30 @@ def bound_on_time(arrivals: Iterable[tuple[float, RequestSpec]], times: StageTim
         if gpu_seconds is not None:
             jobs.append(TimedJob(arrival_s, arrival_s + spec.slo_s, gpu_seconds))
     return always + count_most_on_time(jobs, num_gpus)
+
+
+def bound_makespan(specs: Iterable[RequestSpec], times: StageTimes, num_gpus: int) -> float:
+    """No schedule of these requests on `num_gpus` GPUs, with these stage times, has all of them finished earlier, in
+    seconds from when all are there.
+
+    It is the larger of two times. In the one, all GPUs are busy all the time, and each stage of each request takes the
+    fewest GPU-seconds of any degree and batch. In the other, the longest request alone has each stage at its fastest
+    degree and batch. Batches are counted up to 32 requests of one kind. Raises `ProfileError` for what was not
+    profiled.
+    """
+    least: dict[tuple[object, ...], _StageChoice] = {}
+    gpu_seconds, longest_s = 0.0, 0.0
+    for spec in specs:
+        key = (spec.model, spec.shape, spec.num_inference_steps, spec.num_outputs)
+        if key not in least:
+            stages = [_list_choices(spec, stage, times) for stage in Stage]
+            least[key] = _StageChoice(
+                seconds=sum(min(way.seconds for way in ways) for ways in stages),
+                gpu_seconds=sum(min(way.gpu_seconds for way in ways) for ways in stages),
+            )
+        gpu_seconds += least[key].gpu_seconds
+        longest_s = max(longest_s, least[key].seconds)
+    return max(gpu_seconds / num_gpus, longest_s)
 
 
 def find_least_gpu_seconds(spec: RequestSpec, slo_s: float, times: StageTimes) -> float | None:

@@ -59,8 +59,9 @@ class DitServe(StepLevelDispatcher):
 
     A request that waits starts on idle workers together with others of its kind; else it joins a running batch of its
     kind, which stops at its next step boundary and starts again as one with it; else batches that come after it in the
-    order are stopped for it. So the batch changes at the boundaries where the paper's would, and others cost nothing.
-    Where idle workers are too few for a ring and nothing can be stopped, one step is run on a narrower ring.
+    order are stopped for it, and nobody after it gets the workers of its ring meanwhile. So the batch changes at the
+    boundaries where the paper's would, and others cost nothing. Where idle workers are too few for a ring and nothing
+    can be stopped, one step is run on a narrower ring.
 
     Left out: rings of different lengths that overlap on the same workers within one batch (plans have their workers to
     themselves), so that only requests of one shape share a batch, which rarely pays for videos; and C split over
@@ -195,7 +196,8 @@ class _DitPool:
         return False
 
     def _displace(self, members: Sequence[PendingRequest], ring: int) -> bool:
-        """Batches of one node that come after them, the last first, until the ring has room with the idle workers.
+        """Batches of one node that come after them, the last first, until the ring has room with the idle workers,
+        which nobody after them gets: batches end their steps at different times, and the ring would never be whole.
         Those that stop already come first, once for each ring."""
         measure = self._order.measure(members[0])
         tried: set[WorkerId] = set()
@@ -206,11 +208,14 @@ class _DitPool:
             room = self._picker.count_idle_in_node(victim.node)
             victims = [each for each in self._in_node[victim.node] if self._may_stop(each, measure)]
             chosen: list[RunningBatch] = []
+            idle = ring
             for each in sorted(victims, key=lambda each: (not each.batch.stops, -each.measure)):
                 if room < ring:
                     chosen.append(each.batch)
                     room += len(each.batch.workers)
+                    idle -= len(each.batch.workers)
             if room >= ring:
+                self._picker.set_aside(victim.node, max(0, idle))
                 for batch in chosen:
                     self._claimed.add(batch.workers)
                     self.preemptions += batch.stop(f"dit-serve: {members[0].spec.request_id} comes first")

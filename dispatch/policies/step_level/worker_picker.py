@@ -56,6 +56,14 @@ class WorkerPicker(IdleWorkers):
         self._in_order = False
         return True
 
+    def set_aside(self, worker_id: WorkerId, count: int) -> None:
+        """Hand out so many idle workers of the node of this one no more, or all of its idle ones where those are
+        fewer."""
+        number = self._number_of[worker_id]
+        idle = self._count_idle(number)
+        workers = [each.worker_id for place, each in enumerate(self._nodes[number]) if idle >> place & 1]
+        self.keep(workers[:count])
+
     def take(self, degree: int, preferred: Collection[WorkerId] = ()) -> tuple[WorkerId, ...] | None:
         """An aligned block of the node that it fits best, with as many of the `preferred` as can be; None when no node
         has as many. Ask for wide ones first."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from profiler import CostModel
 from tests.profiler.synthetic import SHAPES, cost_model
-from traces.reports.bound import TimedJob, bound_on_time, count_most_on_time, find_least_gpu_seconds
+from traces.reports.bound import TimedJob, bound_makespan, bound_on_time, count_most_on_time, find_least_gpu_seconds
 from tridentserve.requests import RequestSpec, Shape
 from tridentserve.scheduling.estimation.plan_estimates import stage_seconds
 from tridentserve.stages import Stage
@@ -125,3 +125,14 @@ def test_many_alike_requests_of_a_long_trace(num_gpus: int) -> None:
     jobs = [TimedJob(second / 2, second / 2 + 5.0, 1.0) for second in range(2000)]
     bound = count_most_on_time(jobs, num_gpus)
     assert bound == 2000 if num_gpus == 2 else 1000 <= bound <= 1020
+
+
+def test_the_makespan_is_bounded_by_the_work_and_by_the_longest_request() -> None:
+    """By hand: D and C are cheapest at degree 1 and alone, and 32 requests are encoded in the time of one."""
+    times, spec = cost_model(), RequestSpec("r", "one", SHAPES[-1], 20)
+    encode_s, diffuse_s, decode_s = (stage_seconds(times, spec, stage) for stage in Stage)
+    widest_s = stage_seconds(times, spec, Stage.DIFFUSE, 4)
+    least = encode_s / 32 + diffuse_s + decode_s
+    assert bound_makespan([spec] * 40, times, 8) == pytest.approx(40 * least / 8)
+    assert bound_makespan([spec], times, 8) == pytest.approx(encode_s + widest_s + decode_s)
+    assert bound_makespan([], times, 8) == 0.0

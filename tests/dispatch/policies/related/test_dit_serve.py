@@ -97,6 +97,17 @@ def test_one_stopped_batch_is_enough_for_one_request() -> None:
     assert len(decisions.preemptions) == 1
 
 
+def test_nobody_later_takes_the_workers_that_a_ring_waits_for() -> None:
+    """The long one has the fewest steps left, and needs four workers of which one is still in a step."""
+    policy = DitServe(TIMES, ALONE, JOB_ORDERS["srtf"])
+    active = [running(request("middle", MIDDLE, steps=40), "n0-w0")]
+    views = [worker("n0-w0", "EDC", free_at_s=9.0), *workers(3, "EDC", first=1)]
+    pending = [request("long", LARGE, steps=10), request("short", SMALL, steps=50)]
+    decisions = policy.decide(ClusterView(0.0, pending, active, views))
+    assert [each.request_id for each in decisions.preemptions] == ["middle"]
+    assert not decisions.assignments
+
+
 def test_a_ring_that_does_not_fit_runs_one_step_on_what_is_idle() -> None:
     short = running(request("short", SMALL, steps=2), "n0-w0")
     views = [worker("n0-w0", "EDC", free_at_s=9.0), *workers(3, "EDC", first=1)]
