@@ -37,7 +37,8 @@ def list_ingress_settings() -> dict[str, str]:
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(_PROGRAM),
-        "TRIDENTSERVE_HAPROXY": str(get_haproxy_binary()),
+        # Where these settings are in force already, `get_haproxy_binary` finds our own program.
+        "TRIDENTSERVE_HAPROXY": os.environ.get("TRIDENTSERVE_HAPROXY") or str(get_haproxy_binary()),
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(_HARD_STOP_S),
         # A port of a replica that has ended may be used again soon: the numbers of this machine's services are small.
         "RAY_SERVE_PORT_QUARANTINE_S": "30",
