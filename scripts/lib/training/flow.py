@@ -13,6 +13,9 @@ SHIFT = 3.0
 # much, and so do those beside it, where outlines and the gaps between things are. A place has a thing where its latents
 # are further from the medians of its picture or frame than this share of the deviation of all.
 _THING_TIMES, _THING_DISTANCE = 4.0, 0.25
+# But only where there is no more noise than this, of 1000, through which it can be seen where things are: elsewhere the
+# weights would tell more than the model can know, and it would learn to see things everywhere.
+_SEEN_TIMESTEP = 600.0
 
 
 @dataclass(frozen=True)
@@ -38,14 +41,17 @@ def add_noise(latents: torch.Tensor) -> NoisyLatents:
 
 def compute_error(predicted: torch.Tensor, noisy: NoisyLatents, latents: torch.Tensor) -> torch.Tensor:
     """The mean squared error of a predicted velocity, weighted by the places of the `latents` without noise."""
-    return (weigh_places(latents) * (predicted.float() - noisy.velocity).square()).mean()
+    weights = weigh_places(latents, noisy.timesteps)
+    return (weights * (predicted.float() - noisy.velocity).square()).mean()
 
 
-def weigh_places(latents: torch.Tensor) -> torch.Tensor:
-    """Weights, of mean 1, of the places of latents: (n, channels, ..., height, width) -> (n, 1, ..., height, width)."""
+def weigh_places(latents: torch.Tensor, timesteps: torch.Tensor) -> torch.Tensor:
+    """Weights, of mean 1, of the places of latents: (n, channels, ..., height, width), (n,) -> (n, 1, ..., height,
+    width)."""
     medians = latents.flatten(-2).median(-1).values[..., None, None]
     distances = (latents - medians).square().mean(1, keepdim=True).sqrt()
     things = (distances > _THING_DISTANCE * latents.std()).float()
     near = functional.max_pool2d(things.flatten(0, -3), kernel_size=3, stride=1, padding=1).view_as(things)
-    weights = 1 + (_THING_TIMES - 1) * near
+    seen = (timesteps <= _SEEN_TIMESTEP).float().view(-1, *[1] * (near.ndim - 1))
+    weights = 1 + (_THING_TIMES - 1) * near * seen
     return weights / weights.mean()
