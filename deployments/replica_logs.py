@@ -30,17 +30,21 @@ def prepare_logs() -> None:
 
 
 class ServeLogFilter(logging.Filter):
-    """Drops the access log of internal calls. A call of a Python handle that was refused is one line: its caller has
-    the error, and a traceback of this package says nothing of it."""
+    """Drops the access log of internal calls. A call that was refused is one line: its caller has the error, and a
+    traceback of this package says nothing of it."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         message = record.getMessage()
         if message.startswith(tuple(f"CALL {name} OK" for name in _INTERNAL_CALLS)):
             return False
         error = record.exc_info[1] if record.exc_info else None
-        if isinstance(error, ValueError | RuntimeError) and _is_told_to_caller(error):
+        if isinstance(error, TridentServeError) or (
+            isinstance(error, ValueError | RuntimeError) and _is_told_to_caller(error)
+        ):
             record.levelno, record.levelname = logging.WARNING, "WARNING"
-            record.msg, record.args = "A call of the Python handle was refused: %s", (str(error),)
+            # An error that Ray has passed on begins with the traceback of where it comes from.
+            told = str(error.__cause__ or error).strip().splitlines()[-1:]
+            record.msg, record.args = "A call was refused: %s", ("".join(told),)
             record.exc_info = record.exc_text = None
         return True
 

@@ -52,19 +52,14 @@ def _find(chronicle: Chronicle, request_id: str) -> Life:
     life = chronicle.lives.get(request_id)
     if life is not None:
         return life
-    attempts = [life for key, life in chronicle.lives.items() if _name_request(key) == request_id]
+    attempts = [life for key, life in chronicle.lives.items() if find_request_id(key) == request_id]
     if not attempts:
         raise RequestNotFoundError("no request with this id is among the latest that are kept")
     return attempts[-1]
 
 
-def _name_request(key: str) -> str:
-    """The id that clients know; that of a simulation is the scheduler's own."""
-    return find_request_id(key) or key
-
-
 def _word(told: Explanation) -> Explanation:
-    named = rename_requests(told, _name_request)
+    named = rename_requests(told, find_request_id)
     return replace(named, text=write_text(named))
 
 
@@ -117,7 +112,7 @@ class _Asking:
             case "request":
                 assert cause.request_id is not None
                 change = Change(without=frozenset({cause.request_id}))
-                words, since_s = f"without {_name_request(cause.request_id)}", self._find_start(change.without)
+                words, since_s = f"without {find_request_id(cause.request_id)}", self._find_start(change.without)
             case "load":
                 change, words = Change(without=self._others), "without any other request"
             case "order":

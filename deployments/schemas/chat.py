@@ -14,17 +14,25 @@ from tridentserve.errors import InvalidRequestError
 # Fields of chats that say nothing about an image.
 _OF_CHATS = frozenset(
     (
+        "audio",
         "frequency_penalty",
+        "function_call",
+        "functions",
         "logit_bias",
         "logprobs",
         "max_completion_tokens",
         "max_tokens",
         "metadata",
+        "min_p",
         "modalities",
         "parallel_tool_calls",
+        "prediction",
         "presence_penalty",
+        "prompt_cache_key",
+        "reasoning_effort",
         "repetition_penalty",
         "response_format",
+        "safety_identifier",
         "stop",
         "store",
         "stream_options",
@@ -34,6 +42,8 @@ _OF_CHATS = frozenset(
         "top_k",
         "top_logprobs",
         "top_p",
+        "verbosity",
+        "web_search_options",
     )
 )
 _MESSAGES = "messages"

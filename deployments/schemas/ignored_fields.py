@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from deployments.models.served import ServedModel
 from deployments.schemas.foreign_fields import log_ignored
-from deployments.schemas.image import GenerationRequest
+from deployments.schemas.image import GenerationRequest, ImageRequest
 
 _OF_PREVIEWS = ("partial_images", "preview_interval_ms")
 _OF_SOME_MODELS = ("true_cfg_scale", "guidance_scale_2", "flow_shift")
+# OpenAI's, of which `quality` has a meaning where it names DALL-E's default form of the answer.
+_OF_OPENAI = ("background", "user", "quality")
 
 
 def list_ignored(request: GenerationRequest, model: ServedModel, streams: bool) -> tuple[str, ...]:
-    """List the fields that only other servers know, those that have no meaning for `model`, and those about previews
-    unless the answer `streams`."""
+    """List the fields that only other servers know, those that have no meaning here or for `model`, and those about
+    previews unless the answer `streams`."""
     defaults = type(request).model_fields
     sent = {name for name in request.model_fields_set if getattr(request, name) != defaults[name].default}
     without_effect = {name for name in _OF_SOME_MODELS if name not in model.own_fields}
     if not streams:
         without_effect.update(_OF_PREVIEWS)
+    without_effect.update(name for name in _OF_OPENAI if name in request.model_fields_set)
+    if request.quality == "auto" or (isinstance(request, ImageRequest) and request.chooses_urls):
+        without_effect.discard("quality")
+    sent |= {"background"} & request.model_fields_set
     for name in sent & without_effect:
         log_ignored(name)
     return tuple(sorted(sent & without_effect | {*request.ignored}))

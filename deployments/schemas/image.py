@@ -205,9 +205,14 @@ class ImageRequest(GenerationRequest):
 
     @property
     def wants_urls(self) -> bool:
-        """True where the images of the answer are data URLs. Clients written for DALL-E, such as LangChain's, name one
-        of its qualities and count on its default."""
-        return (self.response_format or ("url" if self.quality in _DALL_E_QUALITIES else "b64_json")) == "url"
+        """True where the images of the answer are data URLs."""
+        return self.response_format == "url" or self.chooses_urls
+
+    @property
+    def chooses_urls(self) -> bool:
+        """True where `quality` makes the images data URLs. Clients written for DALL-E, such as LangChain's, name one of
+        its qualities and count on its default."""
+        return self.response_format is None and self.quality in _DALL_E_QUALITIES
 
 
 Parsed = TypeVar("Parsed", bound=GenerationRequest)

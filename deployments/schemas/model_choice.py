@@ -25,6 +25,10 @@ def choose_model(
     kind = _name_kind(videos, from_image)
     fitting = {key: model for key, model in models.items() if _name_kind(model.makes_videos, model.takes_image) == kind}
     if name is not None and name in models and name not in fitting:
+        if from_image and not videos and not models[name].makes_videos:
+            raise UnknownModelError(
+                "model: this one makes images from text alone; send it the prompt without an image", "model"
+            )
         other = _name_kind(models[name].makes_videos, models[name].takes_image)
         raise UnknownModelError(f"model: this one {other}; send the request to {_ROUTES[other]}", "model")
     if not fitting:

@@ -48,6 +48,12 @@ class QuoteRequest(VideoRequest):
         description="Qualities to quote. There is one: `exact`, the result that the stock pipeline would give.",
     )
     stream: bool = Field(default=False, description="The field has no effect here.")
+    output_format: PlainText | None = Field(  # type: ignore[assignment]
+        default=None, description="The field has no effect here."
+    )
+    output_compression: int | None = Field(default=None, description="The field has no effect here.")
+    response_format: PlainText | None = Field(default=None, description="The field has no effect here.")
+    background: PlainText | None = Field(default=None, description="The field has no effect here.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,8 @@ def test_a_job_over_http(service: Service) -> None:
     assert set(done["stage_durations"]) == {"encode", "diffuse", "decode"}
     assert {worker for run in done["timeline"] for worker in run["workers"]} == {"n0w3"}
     assert done["peak_memory_mb"] > 0
+    explained = http.get(f"{service.url}/v1/requests/over-http/explain").json()
+    assert (explained["request_id"], explained["model"]) == ("over-http", done["model"]), explained
     content = http.get(done["url"])
     assert (content.status_code, content.headers["content-type"]) == (200, "video/mp4")
     assert [frame.shape for frame in frames_of(content.content)] == [(64, 64, 3)] * 5

@@ -5,7 +5,10 @@ export function formatSeconds(seconds) {
   if (Math.abs(seconds) < 0.0995) return `${Math.round(seconds * 1000)} ms`;
   if (Math.abs(seconds) < 9.95) return `${seconds.toFixed(1)} s`;
   if (Math.abs(seconds) < 100) return `${Math.round(seconds)} s`;
-  return `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
+  const whole = Math.round(Math.abs(seconds));
+  const sign = seconds < 0 ? "-" : "";
+  if (whole < 3600) return `${sign}${Math.floor(whole / 60)} min ${whole % 60} s`;
+  return `${sign}${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
 }
 
 /** @param {number} count @param {string} one @param {string} [many] */

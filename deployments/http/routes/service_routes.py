@@ -55,12 +55,15 @@ def add_service_routes(api: FastAPI, backend: Backend, models: Mapping[str, Serv
             raise make_unknown_model_error(models)
         return {"model_path": next(iter(models))}
 
+    @api.head("/health", include_in_schema=False)
+    @api.head("/ready", include_in_schema=False)
     @api.get("/health")
     @api.get("/ready")
     async def health() -> Response:
         state = await _check_health(backend)
         return JSONResponse(state, status_code=200 if state.get("status") in _SERVING else 503)
 
+    @api.head("/live", include_in_schema=False)
     @api.get("/live")
     async def live() -> dict[str, Any]:
         """This process answers, whatever the workers do."""

@@ -70,12 +70,12 @@ def add_video_routes(
 
     @api.post("/v1/videos/sync", openapi_extra=_BODY)
     async def make_video(request: Request) -> Response:
-        spec, inputs, *_ = await read_request(request)
+        spec, inputs, _, ignored = await read_request(request)
         if spec.num_outputs != 1:
             raise InvalidRequestError("n: must be 1 here, the answer is one file; POST /v1/videos takes more", "n")
         updates = backend.generate(spec, inputs, with_progress=False)
         update = await run_until_disconnect(request.receive, wait_for_result(updates))
-        return Response(update.outputs[0], media_type=MP4, headers=_make_headers(update))
+        return Response(update.outputs[0], media_type=MP4, headers=_make_headers(update, ignored))
 
     @api.get("/v1/videos")
     async def list_videos(
@@ -116,10 +116,11 @@ def _add_url(video: dict[str, Any], request: Request) -> dict[str, Any]:
     return {**video, "url": f"{str(request.base_url).rstrip('/')}/v1/videos/{video['id']}/content"}
 
 
-def _make_headers(update: CompletedUpdate) -> dict[str, str]:
+def _make_headers(update: CompletedUpdate, ignored: Mapping[str, Any]) -> dict[str, str]:
     """Facts about a video that is answered at once: a header each for those that clients look for, and one for all."""
     plain = to_plain(update)
     facts = {key: value for key, value in plain.items() if key not in ("type", "videos", "timeline")}
+    facts |= ignored
     whole = json.dumps({**facts, "timeline": plain["timeline"]})
     return {
         "X-Request-Facts": whole if len(whole) <= _MAX_HEADER_BYTES else json.dumps(facts),

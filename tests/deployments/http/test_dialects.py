@@ -68,6 +68,7 @@ async def test_the_whole_schema_of_another_server_is_taken() -> None:
     found = await ask(OF_SGLANG, model="default")
     assert found["model"] == next(iter(MODELS))
     assert found["ignored"] == [
+        "background",
         "enable_teacache",
         "generator_device",
         "output_quality",

@@ -21,8 +21,9 @@ _BEHIND_ID = "~"
 
 
 def find_request_id(key: str) -> str:
-    """The id that clients know of the request with this key."""
-    return key.rpartition(_BEHIND_ID)[0]
+    """The id that clients know of the request with this key: of a video job that of the job, whose requests have a
+    number behind it. No client may choose an id with that sign."""
+    return key.partition(_BEHIND_ID)[0]
 
 
 @dataclass(frozen=True, slots=True)

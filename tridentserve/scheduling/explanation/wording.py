@@ -77,16 +77,18 @@ def _tell_waits(each: Explanation) -> Iterator[str]:
     if each.latency_s is None or not each.waits:
         return
     total_s = sum(wait.end_s - wait.start_s for wait in each.waits)
-    yield f"It computed for {each.computing_s:.2f} s and waited for {total_s:.2f} s:"
     long = [wait for wait in each.waits if wait.end_s - wait.start_s >= _LEAST_SHARE * each.latency_s]
     longest = sorted(long, key=lambda wait: wait.start_s - wait.end_s)[:_MOST_WAITS]
-    for wait in sorted(longest, key=lambda wait: wait.start_s):
-        yield f"- {wait.start_s:.2f} to {wait.end_s:.2f}: {_name_wait(wait)}"
+    listed = [
+        f"- {wait.start_s:.2f} to {wait.end_s:.2f}: {_name_wait(wait)}"
+        for wait in sorted(longest, key=lambda wait: wait.start_s)
+    ]
     rest_s = total_s - sum(wait.end_s - wait.start_s for wait in longest)
     if rest_s > _LEAST_SHARE * each.latency_s:
-        yield f"- {rest_s:.2f} s in shorter stretches"
-    for time_s, reason in each.requeues:
-        yield f"- at {time_s:.2f} it had to wait again: {reason}"
+        listed.append(f"- {rest_s:.2f} s in shorter stretches")
+    listed += [f"- at {time_s:.2f} it had to wait again: {reason}" for time_s, reason in each.requeues]
+    yield f"It computed for {each.computing_s:.2f} s and waited for {total_s:.2f} s{':' if listed else '.'}"
+    yield from listed
 
 
 def _name_wait(wait: ExplainedWait) -> str:

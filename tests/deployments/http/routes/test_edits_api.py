@@ -172,7 +172,7 @@ async def test_what_is_refused(sent: dict[str, Any], param: str | None, says: st
     ("path", "model", "status", "says"),
     [
         (IMAGES, "tiny-kontext", 404, "edits images; send the request to /v1/images/edits"),
-        (EDITS, "tiny-sd3", 404, "makes images; send the request to /v1/images/generations"),
+        (EDITS, "tiny-sd3", 404, "makes images from text alone"),
         (EDITS, "tiny-wan-i2v", 404, "makes videos; send the request to /v1/videos"),
         ("/v1/videos", "tiny-kontext", 404, "edits images; send the request to /v1/images/edits"),
         (EDITS, "dall-e-3", 404, "there are tiny-kontext"),
