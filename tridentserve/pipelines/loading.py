@@ -129,6 +129,9 @@ def _load_components(
     classes = read_component_classes(folder)
     # Loading is part of a plan: a progress bar per component would only fill the log.
     transformers.utils.logging.disable_progress_bar()
+    # Warnings that a prompt was cut off, as the stock pipelines do, would put parts of prompts into the log.
+    transformers.utils.logging.set_verbosity_error()
+    diffusers.utils.logging.set_verbosity_error()
     components: dict[str, Any] = {}
     for name in {component for names in family.components.values() for component in names}:
         if name not in classes:

@@ -9,7 +9,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from lib.evaluate.cells import BASELINES, PAPER_WORKLOADS
+from lib.evaluate.cells import BASELINES, PAPER_WORKLOADS, Cell
 from lib.evaluate.rows import CellResult
 from lib.evaluate.tables import Results, compute_means, make_frame
 from traces.reports.figures import Bars, draw_bar_panels, draw_lines, draw_timeline
@@ -35,6 +35,7 @@ def draw_plots(results: Results, bench: Path | None = None) -> Iterator[tuple[st
     """(file name without ending, caption, figure) for all that the results hold. `bench` is what
     scripts/bench_dispatch.py printed. Raises `ConfigError` when that is no such file."""
     models = sorted({cell.model for cell in results})
+    yield from _draw_overview(results, models)
     for group in GROUPS:
         for model in models:
             yield from _draw_bars(results, model, group)
@@ -45,33 +46,57 @@ def draw_plots(results: Results, bench: Path | None = None) -> Iterator[tuple[st
         yield "scalability", "One decision of the dispatcher, by cluster size.", _draw_scalability(bench)
 
 
-def _draw_bars(results: Results, model: str, group: str) -> Iterator[tuple[str, str, Figure]]:
+def _draw_overview(results: Results, models: Sequence[str]) -> Iterator[tuple[str, str, Figure]]:
+    """The claim of the project in one figure: requests on time under the default and the baselines, of all models."""
+    name, label, factor = _PANELS[0]
+    panels, workloads = [], set()
+    for model in models:
+        mine, policies = _select(results, model, "baselines")
+        if len(policies) > 1:
+            panels.append(_make_panel(mine, policies, name, f"{model}: {label}", factor))
+            workloads |= {cell.workload for cell in mine}
+    if len(panels) > 1:
+        caption = (
+            "Share of requests on time under the default and the baselines. Whiskers: lowest and highest of the seeds."
+        )
+        yield "overview", caption, draw_bar_panels("Requests on time", _order_workloads(workloads), panels)
+
+
+def _select(results: Results, model: str, group: str) -> tuple[dict[Cell, CellResult], list[str]]:
+    """The results of a model with the deadlines of its workloads, and the policies of a group that have any."""
     mine = {cell: result for cell, result in results.items() if cell.model == model and cell.slo_scale == 1.0}
-    policies = [name for name in GROUPS[group] if any(cell.policy == name for cell in mine)]
+    return mine, [name for name in GROUPS[group] if any(cell.policy == name for cell in mine)]
+
+
+def _draw_bars(results: Results, model: str, group: str) -> Iterator[tuple[str, str, Figure]]:
+    mine, policies = _select(results, model, group)
     if len(policies) < 2:
         return
     workloads = _order_workloads(
         {cell.workload for cell in mine if cell.policy in policies and cell.policy != "default"}
     )
-    rows, found = (one.set_index(["policy", "workload"]) for one in (make_frame(mine), compute_means(mine)))
-    # More than one request in a hundred got no result.
-    lossy = frozenset(rows.index[rows["completed"] < 0.99 * rows["requests"]])
-    bound: dict[Any, float] = (100 * found["bound_attainment"]).droplevel("policy").to_dict()
-    panels = []
-    for name, label, factor in _PANELS:
-        means = (factor * found[name]).astype(object).where(found[name].notna(), None)
-        values: dict[str, Any] = {policy: means.xs(policy).to_dict() for policy in policies}
-        seeds = (factor * rows[name]).groupby(level=["policy", "workload"]).agg(["min", "max"])
-        spreads = {policy: {w: (low, high) for w, low, high in seeds.xs(policy).itertuples()} for policy in policies}
-        is_share = name == "slo_attainment"
-        hatched = frozenset() if is_share else lossy
-        panels.append(Bars(label, values, bound if is_share else None, "upper bound", spreads, hatched))
+    panels = [_make_panel(mine, policies, *figure) for figure in _PANELS]
     caption = (
         f"{model}: share of requests on time, mean and P95 latency of completed requests. Pale and "
         f"hatched: some requests got no result, and are not in it. A cross: none did. Whiskers: lowest and highest of "
         f"the seeds."
     )
     yield f"{group}-{model}", caption, draw_bar_panels(f"{model}: {group}", workloads, panels)
+
+
+def _make_panel(results: Results, policies: Sequence[str], name: str, label: str, factor: float) -> Bars:
+    """One figure of the policies on each workload of one model."""
+    rows, found = (one.set_index(["policy", "workload"]) for one in (make_frame(results), compute_means(results)))
+    # More than one request in a hundred got no result.
+    lossy = frozenset(rows.index[rows["completed"] < 0.99 * rows["requests"]])
+    bound: dict[Any, float] = (100 * found["bound_attainment"]).droplevel("policy").to_dict()
+    means = (factor * found[name]).astype(object).where(found[name].notna(), None)
+    values: dict[str, Any] = {policy: means.xs(policy).to_dict() for policy in policies}
+    seeds = (factor * rows[name]).groupby(level=["policy", "workload"]).agg(["min", "max"])
+    spreads = {policy: {w: (low, high) for w, low, high in seeds.xs(policy).itertuples()} for policy in policies}
+    is_share = name == "slo_attainment"
+    hatched = frozenset() if is_share else lossy
+    return Bars(label, values, bound if is_share else None, "upper bound", spreads, hatched)
 
 
 def _draw_over_time(results: Results, model: str) -> Iterator[tuple[str, str, Figure]]:

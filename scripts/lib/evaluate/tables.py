@@ -150,7 +150,7 @@ def make_claims_table(found: pd.DataFrame, ours: str = DEFAULT_POLICY, title: st
         fair, oom = over[over["ooms"] == 0], over[over["ooms"] > 0]
         rows.append(
             (
-                ", ".join(claim.policies),
+                ", ".join(name for name in claim.policies if name in set(over["policy"])),
                 f"{len(fair)}",
                 _format_ratios(_divide(fair["slo_attainment_ours"], fair["slo_attainment"])),
                 _format_claimed(claim.attainment),
