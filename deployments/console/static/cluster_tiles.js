@@ -21,7 +21,7 @@ function showAttainment(state) {
     return;
   }
   element.replaceChildren(
-    ...rows.map(([model, { on_time, ended, overdue }]) => {
+    ...rows.map(([model, { on_time, ended, overdue, predicted, predicted_well }]) => {
       const due = ended + overdue;
       const late = overdue ? `, ${overdue} overdue` : "";
       const text = `${formatShare(on_time, due)} (${on_time} of ${due}${late})`;
@@ -30,6 +30,13 @@ function showAttainment(state) {
         {},
         make("p", {}, make("strong", {}, model), ` ${text}`),
         make("meter", { min: 0, max: due, value: on_time, "aria-label": `${model}: on time ${text}` }),
+        predicted === 0
+          ? ""
+          : make(
+              "p",
+              { class: "quiet" },
+              `Predicted within 30 %: ${formatShare(predicted_well, predicted)} (${predicted_well} of ${predicted})`,
+            ),
       );
     }),
   );

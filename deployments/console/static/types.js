@@ -35,7 +35,8 @@
  *   request_ids: string[], start_s: number, end_s: number, steps: number | null}} EndedStage */
 /** @typedef {{at_s: number, kind: string, text: string}} Notice */
 /** @typedef {{now_s: number, workers: Worker[], requests: WaitingRequest[], num_requests: number,
- *   classes: RequestClass[], attainment: Record<string, {on_time: number, ended: number, overdue: number}>, notices: Notice[],
+ *   classes: RequestClass[], attainment: Record<string, {on_time: number, ended: number, overdue: number,
+ *   predicted: number, predicted_well: number}>, notices: Notice[],
  *   ended: EndedStage[]}} ClusterState */
 
 export {};

@@ -128,6 +128,17 @@ def test_a_request_that_is_overdue_counts_before_it_ends() -> None:
     assert watched.describe(4.0).attainment == {MODEL: Attainment(0, 1)}
 
 
+@pytest.mark.parametrize(
+    ("predicted_s", "counts"), [(None, (0, 0)), (2.0, (1, 1)), (1.41, (1, 1)), (2.61, (1, 0)), (1.0, (1, 0))]
+)
+def test_predictions_are_compared_with_what_came(predicted_s: float | None, counts: tuple[int, int]) -> None:
+    history = RecentHistory()
+    history.apply(ev.RequestArrived(make_request("a")), [], 0.0)
+    history.apply(ev.Tick(), [ev.Finish("a", 2.0, 5.0, "done", predicted_s)], 2.0)
+    attainment = history.complete(ClusterState(now_s=2.0), {}).attainment
+    assert attainment == {MODEL: Attainment(1, 1, 0, *counts)}
+
+
 def test_placements_and_losses_are_told_with_their_reasons() -> None:
     watched = Watched()
     specs, placement = workers_of(TYPES)
@@ -176,7 +187,7 @@ def test_states_of_cells_add_up_and_a_lost_cell_keeps_its_place() -> None:
     def make_state(name: str, number: int) -> ClusterState:
         stage = EndedStage(number, 1, MODEL, "E", (name,), ("r",), 0.0, 1.0)
         worker = WatchedWorker(name, "n", True, "m:EDC")
-        attainment = {MODEL: Attainment(1, 2, 3)}
+        attainment = {MODEL: Attainment(1, 2, 3, 4, 5)}
         return ClusterState(
             float(number), (worker,), num_requests=3, attainment=attainment, ended=(stage,), cursor=(number,)
         )
@@ -186,7 +197,7 @@ def test_states_of_cells_add_up_and_a_lost_cell_keeps_its_place() -> None:
     assert (both.now_s, both.num_requests, both.attainment, both.cursor) == (
         9.0,
         6,
-        {MODEL: Attainment(2, 4, 6)},
+        {MODEL: Attainment(2, 4, 6, 8, 10)},
         (5, 9),
     )
     one = combine_states([None, make_state("b", 9)], (4, 8))

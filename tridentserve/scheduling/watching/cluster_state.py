@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 
 from tridentserve.plans import WorkerId
 
 # Of the unfinished requests so many are told one by one, and of the classes so many: the others are counted only.
 MAX_TOLD_REQUESTS = 200
 MAX_TOLD_CLASSES = 50
+# A prediction is good within this share of the time that a request took.
+GOOD_PREDICTION = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +148,13 @@ class Attainment:
     ended: int = 0
     overdue: int = 0
     """Requests that have not ended although their deadline has passed."""
+    predicted: int = 0
+    """The number of those that ended with a result and whose end had been predicted when they came."""
+    predicted_well: int = 0
+    """The number of those whose prediction was within `GOOD_PREDICTION` of the time that they took."""
 
     def add(self, other: Attainment) -> Attainment:
-        return Attainment(self.on_time + other.on_time, self.ended + other.ended, self.overdue + other.overdue)
+        return Attainment(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from itertools import takewhile
 from tridentserve.plans import DispatchPlan, WorkerId
 from tridentserve.scheduling import events as ev
 from tridentserve.scheduling.watching.cluster_state import (
+    GOOD_PREDICTION,
     Attainment,
     ClusterNotice,
     ClusterState,
@@ -35,8 +36,8 @@ class RecentHistory:
         self._models: dict[str, str] = {}  # of unfinished requests
         self._stages: deque[EndedStage] = deque(maxlen=MAX_STAGES)
         self._notices: deque[ClusterNotice] = deque(maxlen=_MAX_NOTICES)
-        # The times at which requests have ended, with their models, and whether they were on time.
-        self._ended: deque[tuple[float, str, bool]] = deque(maxlen=_MAX_ENDED)
+        # The times at which requests have ended, with their models and what each counts for.
+        self._ended: deque[tuple[float, str, Attainment]] = deque(maxlen=_MAX_ENDED)
         self._number = 0
 
     def apply(self, event: ev.Event, effects: Iterable[ev.Effect], now_s: float) -> None:
@@ -101,23 +102,36 @@ class RecentHistory:
                 text = f"a request of {model} waits again: {effect.reason}"
                 self._notices.append(ClusterNotice(now_s, "requeue", text))
             case ev.Finish():
-                self._note_end(effect.request_id, now_s, effect.latency_s <= effect.slo_s)
+                self._note_end(effect.request_id, now_s, _judge(effect))
             case ev.Reject():
                 is_counted = effect.code not in ("cancelled", "invalid_request")
-                self._note_end(effect.request_id, now_s, False if is_counted else None)
+                self._note_end(effect.request_id, now_s, Attainment(ended=1) if is_counted else None)
             case _:
                 pass
 
-    def _note_end(self, request_id: str, now_s: float, on_time: bool | None) -> None:
+    def _note_end(self, request_id: str, now_s: float, counted: Attainment | None) -> None:
         model = self._models.pop(request_id, None)
-        if model is not None and on_time is not None:
-            self._ended.append((now_s, model, on_time))
+        if model is not None and counted is not None:
+            self._ended.append((now_s, model, counted))
 
     def _sum_attainment(self, state: ClusterState) -> dict[str, Attainment]:
         """The requests that have ended lately, beside the overdue ones of `state`."""
         while self._ended and self._ended[0][0] < state.now_s - ATTAINMENT_S:
             self._ended.popleft()
         found = dict(state.attainment)
-        for _, model, on_time in self._ended:
-            found[model] = found.get(model, Attainment()).add(Attainment(int(on_time), 1))
+        for _, model, counted in self._ended:
+            found[model] = found.get(model, Attainment()).add(counted)
         return found
+
+
+def _judge(effect: ev.Finish) -> Attainment:
+    """One request that has its result."""
+    is_good = effect.predicted_s is not None and (
+        abs(effect.predicted_s - effect.latency_s) <= GOOD_PREDICTION * effect.latency_s
+    )
+    return Attainment(
+        on_time=int(effect.latency_s <= effect.slo_s),
+        ended=1,
+        predicted=int(effect.predicted_s is not None),
+        predicted_well=int(is_good),
+    )
