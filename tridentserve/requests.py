@@ -9,7 +9,7 @@ from typing import Literal
 OutputFormat = Literal["png", "jpeg", "webp", "mp4", "frames"]
 
 # Behaviour of a request that is predicted to be late when it arrives.
-OnLate = Literal["wait", "refuse"]
+OnLate = Literal["wait", "refuse", "degrade"]
 # A request counts so many times as much as one of the next lower priority, up to so many steps either way.
 _PRIORITY_FACTOR, _MOST_STEPS = 4.0, 5
 
@@ -66,7 +66,8 @@ class RequestSpec:
     priority: int = 0
     """Requests of a higher priority go first where the policy weighs requests."""
     on_late: OnLate = "wait"
-    """`refuse`: it ends at its arrival, without a result, where it is predicted to end after its deadline."""
+    """`refuse`: it ends at its arrival, without a result, where it is predicted to end after its deadline. `degrade`:
+    it has fewer steps where it is predicted to end in time with them only."""
     waited_s: float = field(default=0.0, compare=False)
     """Seconds from its arrival until the scheduler got it. Requests that differ only in this are equal."""
 

@@ -21,7 +21,7 @@ from tridentserve.errors import OverloadedError, TridentServeError, VideoStorage
 logger = logging.getLogger(__name__)
 
 _RESULT_FIELDS = (
-    *("seed", "queue_s", "latency_s", "slo_s", "slo_met", "predicted_s", "retries"),
+    *("seed", "queue_s", "latency_s", "slo_s", "slo_met", "predicted_s", "reduced_steps", "retries"),
     *("stage_durations", "timeline", "peak_memory_mb"),
 )
 """Fields of a result that the store keeps, in addition to those of the request."""

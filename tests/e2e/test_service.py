@@ -88,6 +88,22 @@ def test_the_image_is_the_stock_pipelines(service: Service, tiny_cache: Path, mo
     assert set(answer["stage_durations"]) == {"encode", "diffuse", "decode"}
 
 
+def test_a_request_that_would_be_late_is_made_with_fewer_steps(service: Service) -> None:
+    body = {"model": "tiny-sd3", "prompt": "in a hurry", "size": "256x256", "num_inference_steps": 40, "seed": 5}
+    for _ in range(5):  # what is predicted when it arrives may be something else
+        quote = http.post(f"{service.url}/v1/quotes", json=body).json()["data"][0]
+        answer = service.generate(**body, on_late="degrade", slo_ms=750 * quote["predicted_s"])
+        if answer["reduced_steps"] is not None:
+            break
+    steps = answer["reduced_steps"]
+    assert 20 <= steps < 40
+    assert sum(run["steps"] or 0 for run in answer["timeline"]) == steps
+    plain = service.generate(**{**body, "num_inference_steps": steps})
+    assert plain["reduced_steps"] is None
+    image, same = (decode_image(each["data"][0]["b64_json"]).astype(int) for each in (answer, plain))
+    assert np.abs(image - same).max() <= 1
+
+
 def test_stages_run_where_the_placement_says(service: Service) -> None:
     answer = service.generate(model="tiny-flux", prompt="apart", size="64x64", num_inference_steps=3)
     ran = {run["stage"]: set(run["workers"]) for run in answer["timeline"]}

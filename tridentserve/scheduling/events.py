@@ -264,4 +264,14 @@ class Unload:
     kind: Literal["unload"] = "unload"
 
 
-Effect = RunPlan | Abort | Yield | Place | Requeue | Finish | Reject | Drained | Unload
+@dataclass(frozen=True, slots=True)
+class ReduceSteps:
+    """A request that has just arrived is made with fewer denoising steps, as it asks for where it would be late."""
+
+    request_id: str
+    num_inference_steps: int
+    reason: str
+    kind: Literal["reduce_steps"] = "reduce_steps"
+
+
+Effect = RunPlan | Abort | Yield | Place | Requeue | Finish | Reject | Drained | Unload | ReduceSteps

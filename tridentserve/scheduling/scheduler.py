@@ -32,6 +32,7 @@ from tridentserve.scheduling.checkpoint_schedule import CheckpointSchedule
 from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE, ExpectedTimes
 from tridentserve.scheduling.ledger import Ledger
 from tridentserve.scheduling.model_states import ModelStates
+from tridentserve.scheduling.prediction.fewer_steps import find_fewer_steps
 from tridentserve.scheduling.prediction.predictor import Predictor, Quote, RequestOutlook
 from tridentserve.scheduling.prediction.scene import SharingRules
 from tridentserve.scheduling.runs import LazyViews, Request
@@ -212,17 +213,23 @@ class Scheduler:
             slo_s = self._times.slo_s(spec)
         except ProfileError as error:
             return [ev.Reject(spec.request_id, "invalid_request", str(error))]
-        if self._predictor is not None:
-            quote = self._predictor.predict_arrival(spec, slo_s, now_s)
-            if spec.on_late == "refuse" and quote is not None and quote.is_late:
+        effects: list[ev.Effect] = []
+        if (predictor := self._predictor) is not None:
+            quote = predictor.predict_arrival(spec, slo_s, now_s)
+            if quote is not None and quote.is_late and spec.on_late == "refuse":
                 return [ev.Reject(spec.request_id, "deadline_missed", quote.describe(), quote.seconds)]
-            self._predictor.note_arrival(spec, now_s, quote)
+            if quote is not None and quote.is_late and spec.on_late == "degrade":
+                fewer = find_fewer_steps(spec, lambda each: predictor.predict_arrival(each, slo_s, now_s))
+                if fewer is not None:
+                    effects.append(ev.ReduceSteps(spec.request_id, fewer[0].num_inference_steps, quote.describe()))
+                    spec, quote = fewer
+            predictor.note_arrival(spec, now_s, quote)
         request = Request(spec, arrival_s=now_s - spec.waited_s, slo_s=slo_s)
         self._ledger.requests[spec.request_id] = request
         self._ledger.wait(request)
         if self._replanner is not None:
             self._replanner.arrived(spec, now_s)
-        return []
+        return effects
 
     def _find_refusal(self, spec: RequestSpec) -> ev.Reject | None:
         """The refusal of a request that cannot be served, now or ever; None for others."""

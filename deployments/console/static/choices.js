@@ -8,8 +8,8 @@ import { getJson } from "./api.js";
 /** Words for the values that are known here. Others are shown as the service names them. */
 const WORDS = new Map([
   ["wait", "make it anyway"],
+  ["degrade", "make it with fewer steps"],
   ["refuse", "refuse it"],
-  ["degrade", "make it with less"],
   ["auto", "as usual"],
 ]);
 

@@ -124,6 +124,27 @@ def test_a_request_that_would_be_late_is_refused_at_once_with_its_time() -> None
     assert scheduler.on(ev.RequestArrived(replace(in_time, on_late="refuse")), 0.0) == []
 
 
+def test_a_request_that_would_be_late_has_fewer_steps_where_it_asks_for_that() -> None:
+    scheduler, workers, _ = _make(1)
+    for worker in workers:
+        scheduler.on(ev.WorkerJoined(worker), 0.0)
+    spec = replace(make_request("late"), num_inference_steps=20, on_late="degrade")
+    alone = scheduler.quote(replace(spec, slo_s=1000.0), 0.0)
+    assert isinstance(alone, Quote)
+    hopeless = replace(spec, request_id="hopeless", slo_s=alone.seconds / 10)
+    assert scheduler.on(ev.RequestArrived(hopeless), 0.0) == []  # it is served as it is
+    scheduler.on(ev.RequestCancelled("hopeless"), 0.0)
+    (reduced,) = scheduler.on(ev.RequestArrived(replace(spec, slo_s=0.8 * alone.seconds)), 0.0)
+    assert isinstance(reduced, ev.ReduceSteps)
+    assert 10 <= reduced.num_inference_steps < 20
+    (run,) = (effect for effect in scheduler.on(ev.Tick(), 0.0) if isinstance(effect, ev.RunPlan))
+    (member,) = run.plan.members
+    assert member.steps == (0, reduced.num_inference_steps)
+    entry = LogEntry(0.0, ev.Tick(), [reduced])
+    assert decode_entry(encode_entry(entry)) == entry
+    assert scheduler.on(ev.RequestArrived(replace(spec, request_id="fine", slo_s=1000.0)), 0.0) == []
+
+
 def test_positions_follow_deadlines() -> None:
     scheduler, workers, _ = _make(1)
     for worker in workers:

@@ -68,9 +68,11 @@ class ClientRequest:
     """The latest prediction for an unfinished request that a client watches."""
     comparable: GenerationInputs = field(init=False)
     """Inputs that another request must have to be the same one."""
+    asked: RequestSpec = field(init=False)
+    """The request as it was asked for: `spec` may have fewer steps."""
 
     def __post_init__(self) -> None:
-        self.comparable = _make_comparable(self.inputs)
+        self.asked, self.comparable = self.spec, _make_comparable(self.inputs)
 
     @property
     def num_bytes(self) -> int:
@@ -85,6 +87,11 @@ class ClientRequest:
         if plan.saves is not None:
             self.workers.add(plan.saves.keeper)
         self.last_plan_id = plan.plan_id
+
+    def reduce_steps(self, steps: int) -> None:
+        """The request is made with so many denoising steps. Nothing of it has run yet."""
+        self.spec = replace(self.spec, num_inference_steps=steps)
+        self.inputs = replace(self.inputs, num_inference_steps=steps)
 
     def publish(self, update: Update) -> None:
         """Pass an update to all clients that wait for it; a client that joins later begins with the latest one."""
@@ -121,7 +128,7 @@ class ClientRequest:
         """True when a client asks for the same again. A client that leaves the seed to the service takes that of this
         request."""
         same_seed = inputs.seed_drawn or inputs.seed == self.inputs.seed
-        return self.spec == spec and same_seed and self.comparable == _make_comparable(inputs)
+        return self.asked == spec and same_seed and self.comparable == _make_comparable(inputs)
 
     def make_result(self, record: RequestRecord, clock_offset_s: float) -> CompletedUpdate:
         """The last update of the request, which has ended with a result. The scheduler's time plus `clock_offset_s` is
@@ -145,6 +152,7 @@ class ClientRequest:
             tiled=self.tiled,
             predicted_s=record.predicted_s,
             fps=self.inputs.fps,
+            reduced_steps=self.spec.num_inference_steps if self.spec != self.asked else None,
         )
 
 

@@ -94,6 +94,9 @@ class CompletedUpdate:
     """Seconds from arrival to the result that were predicted at the arrival; None where nothing was."""
     fps: float | None = None
     """Frames per second of a video; None for an image."""
+    reduced_steps: int | None = None
+    """The number of denoising steps where it had fewer than were asked for (`on_late: degrade`); None where it had all
+    of them."""
 
 
 @dataclass(frozen=True, slots=True)
