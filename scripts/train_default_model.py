@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--processes", type=make_positive(int), default=1, help="that train together, of a thread each")
     parser.add_argument("--vae-steps", type=make_positive(int), default=3500)
     parser.add_argument(
-        "--data-scale", type=make_positive(float), default=1.0, help="1: 103,000 pictures or 80,000 clips"
+        "--data-scale", type=make_positive(float), default=1.0, help="1: 93,000 pictures or 80,000 clips"
     )
     parser.add_argument(
         "--shard-pictures", type=make_positive(int), default=1000, help="pictures or clips that a file holds"

@@ -13,7 +13,7 @@ from lib.default_model import words
 from lib.default_model.architecture import TEXT_TOKENS, count_image_tokens
 from lib.default_model.latents import SIZES, SMALL_PIXELS, WORDINGS, PreparedPictures, load_pictures
 from lib.default_model.pipeline import ModelParts, build_parts, measure_latents, save_grid
-from lib.training.flow import add_noise, compute_error
+from lib.training.flow import add_noise, compute_weighted_error
 from lib.training.optimizers import build_optimizers
 from lib.training.precision import compute_fast
 from lib.training.processes import count_processes, get_rank
@@ -80,7 +80,7 @@ def weigh_pictures(pictures: PreparedPictures, tokenizer: Any) -> torch.Tensor:
 
 
 def compute_loss(parts: ModelParts, latents: torch.Tensor, batch: PictureBatch) -> torch.Tensor:
-    """The error of the velocity (`compute_error`), at noise levels that are drawn here."""
+    """The error of the velocity (`compute_weighted_error`), at noise levels that are drawn here."""
     noisy = add_noise(latents)
     embeds, pooled = parts.encode(batch.clip_ids, batch.t5_ids)
     velocity = parts.transformer(
@@ -90,7 +90,7 @@ def compute_loss(parts: ModelParts, latents: torch.Tensor, batch: PictureBatch) 
         pooled_projections=pooled,
         return_dict=False,
     )[0]
-    return compute_error(velocity, noisy, latents)
+    return compute_weighted_error(velocity, noisy, latents)
 
 
 def _draw_batch(

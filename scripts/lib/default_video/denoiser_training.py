@@ -72,4 +72,4 @@ def compute_motion_loss(parts: VideoParts, latents: torch.Tensor, ids: torch.Ten
         encoder_hidden_states=parts.encode(ids),
         return_dict=False,
     )[0]
-    return compute_error(velocity, noisy, latents)
+    return compute_error(velocity, noisy)
