@@ -99,6 +99,8 @@ def check_measurable(source: Source, sweep: Sweep) -> None:
         raise ProfileError(f"degrees are {degrees}; they must be powers of two")
     if max(sweep.degrees) > 2 and not family.shares_tokens:
         raise ProfileError(f"{family.name} gains nothing beyond degree 2, one worker for each pass; measure no other")
+    # A number that is none would be noticed only when the model is loaded, which takes minutes where it is large.
+    _read_transformer_number(source, "num_attention_heads")
     if torch.device(source.device).type == "cuda" and torch.cuda.device_count() < sweep.max_degree:
         raise ProfileError(f"degree {sweep.max_degree} needs as many GPUs; there are {torch.cuda.device_count()}")
 
