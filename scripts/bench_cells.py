@@ -99,7 +99,7 @@ def _measure_row(
         "p95_s": round(compute_percentile(latencies_s, 95) or math.nan, 3),
         "ticks": result.counts.ticks,
         "tick_ms": round(1000 * result.counts.solve_seconds / result.counts.ticks, 2),
-        "took_s": round(time.perf_counter() - began_s, 1),
+        "took_s": round(time.perf_counter() - began_s, 3),
     }
 
 
