@@ -29,12 +29,9 @@ class PassShare:
         """Return the results of all passes, (passes * rows, ...), on every member, of those of its own ones."""
         if self.whole is None:
             return noise
-        size, mine = self.whole.size, noise.contiguous()
-        partner = (self.whole.rank + size // 2) % size
-        blocks = [mine if rank == partner else mine.new_empty(0) for rank in range(size)]
-        shapes = [tuple(mine.shape) if rank == partner else (0,) for rank in range(size)]
-        received = self.whole.all_to_all(blocks, shapes)[partner]
-        return torch.cat([mine, received] if self.passes.start == 0 else [received, mine])
+        partner = (self.whole.rank + self.whole.size // 2) % self.whole.size
+        received = self.whole.start_exchange(noise, partner, partner, tuple(noise.shape))()
+        return torch.cat([noise, received] if self.passes.start == 0 else [received, noise])
 
 
 def share_passes(passes: int) -> PassShare:

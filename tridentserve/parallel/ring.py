@@ -77,12 +77,10 @@ def pass_around(
     for turn in range(size):
         owner, finish = (members.rank - turn) % size, None
         if turn + 1 < size:
-            blocks = [parts if rank == ahead else parts.new_empty(0) for rank in range(size)]
-            coming = shapes[(owner - 1) % size]
-            finish = members.start_all_to_all(blocks, [coming if rank == behind else (0,) for rank in range(size)])
+            finish = members.start_exchange(parts, ahead, behind, shapes[(owner - 1) % size])
         use(owner, parts)
         if finish is not None:
-            parts = finish()[behind]
+            parts = finish()
 
 
 def _align(mask: torch.Tensor) -> torch.Tensor:

@@ -39,8 +39,8 @@ class PictureBatch:
 def train_denoiser(folder: Path, seed: int, steps: int, batch_tokens: int, grid_every: int, small_share: float) -> None:
     """Train up to `steps` in all, with `batch_tokens` in each; the number of pictures follows from their size.
 
-    A share of the steps, the first ones, sees small pictures only. Processes that train together
-    share the tokens. State, figures and grids of samples lie in `folder` as `denoiser*`.
+    A share of the steps, the first ones, sees small pictures only. Processes that train together share the tokens.
+    State, figures and grids of samples lie in `folder` as `denoiser*`.
     """
     torch.manual_seed(derive_seed(seed, "denoiser"))
     batch_tokens //= count_processes()

@@ -28,8 +28,8 @@ _SMALLER = 0.3
 def train_denoiser(folder: Path, seed: int, steps: int, batch_tokens: int, grid_every: int, small_share: float) -> None:
     """Train up to `steps` in all, with `batch_tokens` in each; the number of clips follows from their size.
 
-    A share of the steps, the first ones, sees the smaller clips only. Processes that train
-    together share the tokens. State, figures and strips of samples lie in `folder` as `denoiser*`.
+    A share of the steps, the first ones, sees the smaller clips only. Processes that train together share the tokens.
+    State, figures and strips of samples lie in `folder` as `denoiser*`.
     """
     torch.manual_seed(derive_seed(seed, "denoiser"))
     batch_tokens //= count_processes()
