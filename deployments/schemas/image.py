@@ -133,7 +133,7 @@ class GenerationRequest(BaseModel):
     on_late: OnLate = Field(
         default="wait",
         description="`refuse` answers at once with status 503, and the predicted time, if the request is predicted to "
-        "end after its deadline; `degrade` makes it with fewer steps, at least half of them, if it then ends in time; "
+        "end after its deadline; `degrade` makes it with fewer steps, at least half of them, if it is then in time; "
         "`wait` serves it in any case.",
     )
     priority: int = Field(

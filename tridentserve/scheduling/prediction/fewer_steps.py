@@ -11,25 +11,28 @@ from tridentserve.scheduling.prediction.predictor import Quote
 
 # No request is made with less than this share of its steps.
 LEAST_SHARE = 0.5
+# Fewer steps are to end within this share of the time to the deadline. A prediction is as often too short as too long:
+# with all of the time, half of these requests would be late all the same.
+USED_SHARE = 0.85
 
 
 def find_fewer_steps(
     spec: RequestSpec, predict: Callable[[RequestSpec], Quote | None]
 ) -> tuple[RequestSpec, Quote] | None:
     """The request with the most steps, fewer than it has and at least `LEAST_SHARE` of them, with which `predict` says
-    that it is in time, and that prediction; None where it would be late even with the fewest. It is found by halving,
-    as fewer steps do not take longer."""
+    that it ends within `USED_SHARE` of its time, and that prediction; with `LEAST_SHARE` of them where it is in time so
+    at least, and None where it would be late even then. It is found by halving, as fewer steps do not take longer."""
 
-    def try_steps(steps: int) -> tuple[RequestSpec, Quote] | None:
+    def try_steps(steps: int, share: float) -> tuple[RequestSpec, Quote] | None:
         fewer = replace(spec, num_inference_steps=steps)
         quote = predict(fewer)
-        return None if quote is None or quote.is_late else (fewer, quote)
+        return None if quote is None or quote.seconds > share * quote.slo_s else (fewer, quote)
 
     least, most = math.ceil(LEAST_SHARE * spec.num_inference_steps), spec.num_inference_steps - 1
-    best = try_steps(least) if least <= most else None
+    best = try_steps(least, 1.0) if least <= most else None
     while best is not None and least < most:
         middle = (least + most + 1) // 2
-        if (found := try_steps(middle)) is not None:
+        if (found := try_steps(middle, USED_SHARE)) is not None:
             best, least = found, middle
         else:
             most = middle - 1
