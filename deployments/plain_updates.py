@@ -7,7 +7,7 @@
     {"type": "completed", "request_id", "model", "images": [bytes of files], "seed", "width", "height", "created",
      "queue_s", "latency_s", "slo_s", "slo_met", "retries", "stage_durations": {"encode", "diffuse", "decode"},
      "timeline": [{"stage", "workers", "degree", "start_s", "end_s", "steps"}], "peak_memory_mb", "tiled",
-     "predicted_s", "reduced_steps"}
+     "predicted_s", "reduced_steps", "quality", "skipped_steps"}
 
 A completed video has "videos": [MP4 bytes] or "frames": [(frames, height, width, 3) uint8] instead of "images", and
 "num_frames" and "fps" in addition. A failed request raises an error instead. HTTP answers have the facts of these
@@ -87,6 +87,8 @@ def _describe_result(update: CompletedUpdate) -> dict[str, Any]:
         "tiled": update.tiled,
         "predicted_s": update.predicted_s,
         "reduced_steps": update.reduced_steps,
+        "quality": update.quality,
+        "skipped_steps": update.skipped_steps,
         **video,
     }
 

@@ -19,6 +19,7 @@ from placement import ReplanOptions
 from tests.test_house_rules import ROOMS, ROOT, sources
 from tridentserve.engine.options import EngineOptions, WorkerOptions
 from tridentserve.models.kernels import Kernels
+from tridentserve.models.step_cache import StepCache
 from tridentserve.scheduling.scheduler import SchedulerOptions
 
 # Endings of the names of classes that hold options without being decorated with `options`.
@@ -222,7 +223,15 @@ def test_keys_of_the_configuration_refer_to_the_options_of_the_rooms() -> None:
         and not any(isinstance(mark, OptionOf) for mark in field.metadata)
     }
     assert own <= {("ModelArgs", "slo_scale")}, "declare these keys with `make_option`"
-    assert owners == {DispatchOptions, EngineOptions, Kernels, ReplanOptions, SchedulerOptions, WorkerOptions}
+    assert owners == {
+        DispatchOptions,
+        EngineOptions,
+        Kernels,
+        ReplanOptions,
+        SchedulerOptions,
+        StepCache,
+        WorkerOptions,
+    }
 
 
 def marks(section: type[BaseModel]) -> list[OptionOf]:

@@ -10,6 +10,8 @@ OutputFormat = Literal["png", "jpeg", "webp", "mp4", "frames"]
 
 # Behaviour of a request that is predicted to be late when it arrives.
 OnLate = Literal["wait", "refuse", "degrade"]
+# The closeness of a result to what the stock pipeline would give; all but `exact` leave out work in denoising steps.
+Quality = Literal["exact", "high", "fast"]
 # A request counts so many times as much as one of the next lower priority, up to so many steps either way.
 _PRIORITY_FACTOR, _MOST_STEPS = 4.0, 5
 
@@ -68,6 +70,13 @@ class RequestSpec:
     on_late: OnLate = "wait"
     """`refuse`: it ends at its arrival, without a result, where it is predicted to end after its deadline. `degrade`:
     it has fewer steps where it is predicted to end in time with them only."""
+    quality: Quality = "exact"
+    """Steps of a request that need not be exact may take over what earlier ones found."""
+    cheaper_quality: Quality | None = None
+    """The quality to which `on_late: degrade` may lower it before it takes steps away; None where the model has
+    none."""
+    step_share: float = field(default=1.0, compare=False)
+    """The expected time of its steps, relative to steps that are computed whole. The scheduler sets it."""
     waited_s: float = field(default=0.0, compare=False)
     """Seconds from its arrival until the scheduler got it. Requests that differ only in this are equal."""
 
@@ -106,6 +115,8 @@ class GenerationInputs:
     """The guidance scale of the steps of the second of two transformers (Wan 2.2); None for `guidance_scale`."""
     flow_shift: float | None = None
     """The shift of the noise levels of flow matching, for a video; None for that of the model's scheduler."""
+    quality: Quality = "exact"
+    """See `RequestSpec.quality`."""
     partial_images: int = field(default=0, compare=False)
     """Previews that a client which watches the request wants of it, at steps in equal distances."""
     preview_interval_s: float | None = field(default=None, compare=False)

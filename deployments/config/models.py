@@ -14,6 +14,8 @@ from tridentserve.byte_sizes import MIB
 from tridentserve.models.families import FAMILIES
 from tridentserve.models.kernels import Attention, Kernels
 from tridentserve.models.model_folder import find_shipped_model, list_shipped_models
+from tridentserve.models.step_cache import StepCache
+from tridentserve.requests import Quality
 from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -68,6 +70,11 @@ class RequestDefaults(Args):
         description="Guidance scale, such as 1 for a model that was distilled to do without; without it that of the "
         "model's family.",
     )
+    quality: Quality = Field(
+        default="exact",
+        description="Quality of a request that names none: `exact`, or `high` or `fast`, whose denoising steps may "
+        "take over what earlier ones found.",
+    )
     fps: int | None = Field(
         default=None,
         ge=1,
@@ -115,6 +122,8 @@ class ModelArgs(Args):
     )
     attention: Attention = make_option(Kernels, "attention")
     compile: bool = make_option(Kernels, "compiled")
+    step_cache_high: float = make_option(StepCache, "high")
+    step_cache_fast: float = make_option(StepCache, "fast")
     limits: Limits = Field(
         default=Limits(),
         description="Says what requests of the model may ask for. Without it a tiny model takes what its "

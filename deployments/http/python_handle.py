@@ -59,8 +59,8 @@ async def quote(
     Raises as `generate` does."""
     asked = parse_quote_request(body, lenient)
     alternatives = build_alternatives(asked, models)
-    ignored = list_ignored(asked, models[alternatives[0].spec.model], streams=True)
-    quotes = await backend.quote([each.spec for each in alternatives])
+    ignored = list_ignored(asked, models[alternatives[0].model], streams=True)
+    quotes = await backend.quote(alternatives)
     return describe_quotes(alternatives, quotes) | describe_ignored(ignored)
 
 

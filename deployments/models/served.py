@@ -40,6 +40,11 @@ class ServedModel:
         return self.family.own_fields if self.has_two_experts else self.family.own_fields - {"guidance_scale_2"}
 
     @property
+    def caches_steps(self) -> bool:
+        """True where requests may have a `quality` other than `exact`."""
+        return self.family.caches_steps and not self.has_two_experts
+
+    @property
     def makes_videos(self) -> bool:
         return self.family.frame_multiple is not None
 

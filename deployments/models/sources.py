@@ -9,6 +9,7 @@ from deployments.config.models import ModelArgs
 from tridentserve.engine.live.messages import ModelSource
 from tridentserve.models.cache import tiny_folder
 from tridentserve.models.kernels import Kernels
+from tridentserve.models.step_cache import StepCache
 
 logger = logging.getLogger(__name__)
 
@@ -16,7 +17,8 @@ logger = logging.getLogger(__name__)
 def find_model_source(model: ModelArgs, cache_dir: Path) -> ModelSource:
     """A model as workers know it. A missing tiny model is made, which takes seconds and imports torch."""
     folder = model.folder or _make_tiny(str(model.tiny), cache_dir)
-    return ModelSource(model.name, folder, model.dtype, Kernels(model.attention, model.compile))
+    step_cache = StepCache(high=model.step_cache_high, fast=model.step_cache_fast)
+    return ModelSource(model.name, folder, model.dtype, Kernels(model.attention, model.compile), step_cache)
 
 
 def _make_tiny(family: str, cache_dir: Path) -> Path:

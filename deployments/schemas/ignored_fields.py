@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from deployments.models.served import ServedModel
 from deployments.schemas.foreign_fields import log_ignored
-from deployments.schemas.image import GenerationRequest, ImageRequest
+from deployments.schemas.image import DALL_E_QUALITIES, GenerationRequest, ImageRequest
 
 _OF_PREVIEWS = ("partial_images", "preview_interval_ms")
 _OF_SOME_MODELS = ("true_cfg_scale", "guidance_scale_2", "flow_shift")
-# OpenAI's, of which `quality` has a meaning where it names DALL-E's default form of the answer.
-_OF_OPENAI = ("background", "user", "quality")
+_OF_OPENAI = ("background", "user")
+# Values of `quality` that are what every model does.
+_PLAIN_QUALITIES = frozenset({"auto", "exact"})
 
 
 def list_ignored(request: GenerationRequest, model: ServedModel, streams: bool) -> tuple[str, ...]:
@@ -21,9 +22,15 @@ def list_ignored(request: GenerationRequest, model: ServedModel, streams: bool) 
     if not streams:
         without_effect.update(_OF_PREVIEWS)
     without_effect.update(name for name in _OF_OPENAI if name in request.model_fields_set)
-    if request.quality == "auto" or (isinstance(request, ImageRequest) and request.chooses_urls):
-        without_effect.discard("quality")
+    if not _has_effect_by_quality(request, model):
+        without_effect.add("quality")
     sent |= {"background"} & request.model_fields_set
     for name in sent & without_effect:
         log_ignored(name)
     return tuple(sorted(sent & without_effect | {*request.ignored}))
+
+
+def _has_effect_by_quality(request: GenerationRequest, model: ServedModel) -> bool:
+    if request.quality in _PLAIN_QUALITIES or (isinstance(request, ImageRequest) and request.chooses_urls):
+        return True
+    return model.caches_steps and request.quality not in DALL_E_QUALITIES

@@ -20,7 +20,7 @@ from deployments.schemas.fields import show_name
 from deployments.schemas.foreign_fields import FOREIGN_FIELDS, GRANTED_FIELDS, log_ignored, suggest_names
 from deployments.schemas.model_choice import check_size, choose_model
 from tridentserve.errors import InvalidRequestError
-from tridentserve.requests import GenerationInputs, OnLate, RequestSpec, Shape
+from tridentserve.requests import GenerationInputs, OnLate, Quality, RequestSpec, Shape
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 MAX_SEED = 2**63 - 1
@@ -152,8 +152,12 @@ class GenerationRequest(BaseModel):
         description="The id of the request. A request that asks for the same as one with this id that runs, or that "
         "completed a short while ago, joins it; one that asks for something else is refused.",
     )
-    quality: Literal["auto", "standard", "low", "medium", "high", "hd"] = Field(
-        default="auto", description="The field is accepted because OpenAI's clients send it. It has no effect."
+    quality: Literal["auto", "exact", "high", "fast", "medium", "low", "standard", "hd"] = Field(
+        default="auto",
+        description="`exact`: the result that the stock pipeline would give. `high` and `fast`: denoising steps may "
+        "take over what earlier ones found, `fast` more of it; the answer says how many did (`skipped_steps`). Of "
+        "OpenAI's values `medium` counts as `high`, `low` as `fast`, `hd` as `exact`, and `standard` as `auto`: the "
+        "model's default.",
     )
     user: PlainText | None = Field(
         default=None, description="The field is accepted because OpenAI's clients send it. It has no effect."
@@ -175,7 +179,7 @@ class GenerationRequest(BaseModel):
 
 
 # Values of `quality` that only DALL-E has.
-_DALL_E_QUALITIES = frozenset({"standard", "hd"})
+DALL_E_QUALITIES = frozenset({"standard", "hd"})
 
 
 class ImageRequest(GenerationRequest):
@@ -213,7 +217,7 @@ class ImageRequest(GenerationRequest):
     def chooses_urls(self) -> bool:
         """True where `quality` makes the images data URLs. Clients written for DALL-E, such as LangChain's, name one of
         its qualities and count on its default."""
-        return self.response_format is None and self.quality in _DALL_E_QUALITIES
+        return self.response_format is None and self.quality in DALL_E_QUALITIES
 
 
 Parsed = TypeVar("Parsed", bound=GenerationRequest)
@@ -310,6 +314,7 @@ def build_request(
     guidance_scale, own = request.guidance_scale, model.own_fields
     if "true_cfg_scale" in own and request.true_cfg_scale is not None:
         guidance_scale = request.true_cfg_scale
+    quality = choose_quality(request, model)
     spec = RequestSpec(
         request_id=request.request_id or new_id,
         model=model.name,
@@ -320,6 +325,8 @@ def build_request(
         lora=request.lora,
         priority=request.priority + _TIERS.get(request.service_tier, 0),
         on_late=request.on_late,
+        quality=quality,
+        cheaper_quality="fast" if model.caches_steps else None,
     )
     inputs = GenerationInputs(
         prompt=request.prompt,
@@ -332,12 +339,28 @@ def build_request(
         lora=request.lora,
         guidance_scale_2=request.guidance_scale_2 if "guidance_scale_2" in own else None,
         flow_shift=request.flow_shift if "flow_shift" in own else None,
+        quality=quality,
         partial_images=request.partial_images,
         preview_interval_s=None if request.preview_interval_ms is None else request.preview_interval_ms / 1000,
         seed_drawn=request.seed is None,
         id_drawn=request.request_id is None,
     )
     return spec, inputs
+
+
+def choose_quality(request: GenerationRequest, model: ServedModel) -> Quality:
+    """The quality of a request: `exact` where the model makes no other."""
+    if not model.caches_steps:
+        return "exact"
+    match request.quality:
+        case "auto" | "standard":
+            return model.defaults.quality
+        case "exact" | "hd":
+            return "exact"
+        case "high" | "medium":
+            return "high"
+        case "fast" | "low":
+            return "fast"
 
 
 def check_limits(request: GenerationRequest, model: ServedModel) -> None:

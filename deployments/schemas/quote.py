@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from pydantic import Field
 
 from deployments.models.served import ServedModel
-from deployments.schemas.image import PlainText, build_request, check_limits, parse_as, resolve_size
+from deployments.schemas.image import PlainText, build_request, check_limits, choose_quality, parse_as, resolve_size
 from deployments.schemas.model_choice import check_size, drop_default_name, make_unknown_model_error
 from deployments.schemas.video import VideoRequest, choose_shape
 from tridentserve.errors import InvalidRequestError
-from tridentserve.requests import RequestSpec, Shape
+from tridentserve.requests import Quality, RequestSpec, Shape
 from tridentserve.scheduling.events import Reject
 from tridentserve.scheduling.prediction.predictor import Quote
 
 # A quote takes the scheduler some milliseconds.
 MAX_QUOTES = 16
-Quality = Literal["exact"]
 
 
 class QuoteRequest(VideoRequest):
@@ -42,10 +40,8 @@ class QuoteRequest(VideoRequest):
         min_length=1,
         description="Numbers of denoising steps to quote, in place of `num_inference_steps`.",
     )
-    qualities: list[Quality] = Field(
-        default=["exact"],
-        min_length=1,
-        description="Qualities to quote. There is one: `exact`, the result that the stock pipeline would give.",
+    qualities: list[Quality] | None = Field(
+        default=None, min_length=1, description="Qualities to quote (`exact`, `high`, `fast`), in place of `quality`."
     )
     stream: bool = Field(default=False, description="The field has no effect here.")
     output_format: PlainText | None = Field(  # type: ignore[assignment]
@@ -56,20 +52,12 @@ class QuoteRequest(VideoRequest):
     background: PlainText | None = Field(default=None, description="The field has no effect here.")
 
 
-@dataclass(frozen=True, slots=True)
-class Alternative:
-    """One of the requests that are quoted."""
-
-    quality: Quality
-    spec: RequestSpec
-
-
 def parse_quote_request(body: Any, lenient: bool = True) -> QuoteRequest:
     """The body with `extra_body` merged in. Raises as `parse_as` does."""
     return parse_as(QuoteRequest, body, lenient=lenient)
 
 
-def build_alternatives(request: QuoteRequest, models: Mapping[str, ServedModel]) -> list[Alternative]:
+def build_alternatives(request: QuoteRequest, models: Mapping[str, ServedModel]) -> list[RequestSpec]:
     """Each quality at each size with each number of steps. The default model is the first one. Raises
     `InvalidRequestError`, or its subclass `UnknownModelError`."""
     name = drop_default_name(request.model, models)
@@ -82,21 +70,24 @@ def build_alternatives(request: QuoteRequest, models: Mapping[str, ServedModel])
         raise InvalidRequestError("steps: give either steps or num_inference_steps", "steps")
     sizes: list[str | None] = [*request.sizes] if request.sizes is not None else [request.size]
     steps: list[int | None] = [*request.steps] if request.steps is not None else [request.num_inference_steps]
-    qualities = list(dict.fromkeys(request.qualities))
+    if request.qualities is not None and request.quality != "auto":
+        raise InvalidRequestError("qualities: give either qualities or one quality", "qualities")
+    qualities = list(dict.fromkeys(request.qualities or [choose_quality(request, model)]))
     if len(qualities) * len(sizes) * len(steps) > MAX_QUOTES:
         raise InvalidRequestError(
             f"sizes: at most {MAX_QUOTES} combinations of qualities, sizes and steps are quoted at once", "sizes"
         )
     return [
-        Alternative(quality, _build_spec(request, size, number, model))
-        for quality, size, number in product(qualities, sizes, steps)
+        _build_spec(request, size, number, quality, model) for quality, size, number in product(qualities, sizes, steps)
     ]
 
 
-def _build_spec(request: QuoteRequest, size: str | None, steps: int | None, model: ServedModel) -> RequestSpec:
+def _build_spec(
+    request: QuoteRequest, size: str | None, steps: int | None, quality: Quality, model: ServedModel
+) -> RequestSpec:
     if steps is not None and steps < 1:
         raise InvalidRequestError("steps: each must be at least 1", "steps")
-    one = request.model_copy(update={"size": size, "num_inference_steps": steps})
+    one = request.model_copy(update={"size": size, "num_inference_steps": steps, "quality": quality})
     check_limits(one, model)
     if model.makes_videos:
         shape = choose_shape(one, model, one.fps or float(model.default_fps), model.default_shape)
@@ -108,20 +99,19 @@ def _build_spec(request: QuoteRequest, size: str | None, steps: int | None, mode
     return spec
 
 
-def describe_quotes(alternatives: Sequence[Alternative], quotes: Sequence[Quote | Reject | None]) -> dict[str, Any]:
+def describe_quotes(alternatives: Sequence[RequestSpec], quotes: Sequence[Quote | Reject | None]) -> dict[str, Any]:
     """The answer: one entry for each alternative."""
     now_s = time.time()
     entries = [_describe_quote(each, quote, now_s) for each, quote in zip(alternatives, quotes, strict=True)]
     return {"object": "list", "created": int(now_s), "data": entries}
 
 
-def _describe_quote(alternative: Alternative, quote: Quote | Reject | None, now_s: float) -> dict[str, Any]:
-    spec = alternative.spec
+def _describe_quote(spec: RequestSpec, quote: Quote | Reject | None, now_s: float) -> dict[str, Any]:
     shape = spec.shape
     about: dict[str, Any] = {
         "object": "quote",
         "model": spec.model,
-        "quality": alternative.quality,
+        "quality": spec.quality,
         "size": f"{shape.width}x{shape.height}",
         "num_frames": shape.num_frames,
         "num_inference_steps": spec.num_inference_steps,

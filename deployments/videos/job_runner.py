@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 _RESULT_FIELDS = (
     *("seed", "queue_s", "latency_s", "slo_s", "slo_met", "predicted_s", "reduced_steps", "retries"),
-    *("stage_durations", "timeline", "peak_memory_mb"),
+    *("quality", "skipped_steps", "stage_durations", "timeline", "peak_memory_mb"),
 )
 """Fields of a result that the store keeps, in addition to those of the request."""
 PAUSE_S = 1.0

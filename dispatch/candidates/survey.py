@@ -293,7 +293,8 @@ class _WorkCosts:
         if degree not in self._steps_s:
             work = self._work
             outputs = work.count_outputs_at_once(Stage.DIFFUSE)
-            self._steps_s[degree] = self._times.seconds(work.model, Stage.DIFFUSE, work.shape, degree, outputs)
+            whole_s = self._times.seconds(work.model, Stage.DIFFUSE, work.shape, degree, outputs)
+            self._steps_s[degree] = work.step_share * whole_s
         return self._steps_s[degree]
 
     def transfer_s(self, stage: Stage) -> TransferSeconds:

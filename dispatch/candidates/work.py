@@ -23,12 +23,14 @@ class Work(NamedTuple):
     batch_key: BatchKey = (None, None)
     weight: float = 1.0
     """The weight that the requests have by their priority."""
+    step_share: float = 1.0
+    """See `RequestSpec.step_share`."""
 
     @classmethod
     def from_spec(cls, spec: RequestSpec) -> Work:
         steps = spec.num_inference_steps
         key = spec.batch_key
-        return cls(spec.model, spec.shape, spec.num_outputs, steps, True, batch_key=key, weight=spec.weight)
+        return cls(spec.model, spec.shape, spec.num_outputs, steps, True, 1, key, spec.weight, spec.step_share)
 
     @classmethod
     def from_pending(cls, pending: PendingRequest) -> Work:
@@ -36,7 +38,7 @@ class Work(NamedTuple):
         spec = pending.spec
         num_steps = max(spec.num_inference_steps - pending.steps_done, 0)
         encode, key = not pending.encoded, spec.batch_key
-        return cls(spec.model, spec.shape, spec.num_outputs, num_steps, encode, 1, key, spec.weight)
+        return cls(spec.model, spec.shape, spec.num_outputs, num_steps, encode, 1, key, spec.weight, spec.step_share)
 
     def count_outputs_at_once(self, stage: Stage) -> int:
         """The number of outputs that a call of a stage makes: a batch is decoded one member after the other."""

@@ -88,20 +88,34 @@ def test_the_image_is_the_stock_pipelines(service: Service, tiny_cache: Path, mo
     assert set(answer["stage_durations"]) == {"encode", "diffuse", "decode"}
 
 
-def test_a_request_that_would_be_late_is_made_with_fewer_steps(service: Service) -> None:
+def test_a_request_that_would_be_late_is_made_with_less_work(service: Service) -> None:
+    """At 60 % of the predicted time a lower quality, and fewer steps too where that is not enough."""
     body = {"model": "tiny-sd3", "prompt": "in a hurry", "size": "256x256", "num_inference_steps": 40, "seed": 5}
     for _ in range(5):  # what is predicted when it arrives may be something else
         quote = http.post(f"{service.url}/v1/quotes", json=body).json()["data"][0]
-        answer = service.generate(**body, on_late="degrade", slo_ms=750 * quote["predicted_s"])
-        if answer["reduced_steps"] is not None:
+        answer = service.generate(**body, on_late="degrade", slo_ms=600 * quote["predicted_s"])
+        if answer["quality"] != "exact":
             break
-    steps = answer["reduced_steps"]
-    assert 20 <= steps < 40
+    steps = answer["reduced_steps"] or 40
+    assert answer["quality"] == "fast"
+    assert 20 <= steps <= 40
     assert sum(run["steps"] or 0 for run in answer["timeline"]) == steps
-    plain = service.generate(**{**body, "num_inference_steps": steps})
-    assert plain["reduced_steps"] is None
+    plain = service.generate(**{**body, "num_inference_steps": steps, "quality": "fast"})
+    assert (plain["reduced_steps"], plain["quality"]) == (None, "fast")
+    assert plain["skipped_steps"] == answer["skipped_steps"]
     image, same = (decode_image(each["data"][0]["b64_json"]).astype(int) for each in (answer, plain))
     assert np.abs(image - same).max() <= 1
+
+
+def test_a_fast_request_skips_steps_wherever_it_runs(service: Service) -> None:
+    body = {"model": "tiny-sd3", "prompt": "a still life", "size": "256x256", "num_inference_steps": 40, "seed": 6}
+    exact = service.generate(**body)
+    assert (exact["quality"], exact["skipped_steps"]) == ("exact", 0)
+    assert "ignored" not in exact
+    fast = [service.generate(**body, quality=quality) for quality in ("fast", "low")]
+    assert fast[0]["skipped_steps"] == fast[1]["skipped_steps"] > 0
+    first, second = (decode_image(each["data"][0]["b64_json"]).astype(int) for each in fast)
+    assert np.abs(first - second).max() <= 1
 
 
 def test_stages_run_where_the_placement_says(service: Service) -> None:

@@ -82,6 +82,7 @@ FAMILIES: dict[str, Family] = {
             ),
             options=("force_zeros_for_empty_prompt",),
             shares_tokens=False,
+            caches_steps=False,
         ),
         Family(
             name="hunyuan_dit",
@@ -91,6 +92,7 @@ FAMILIES: dict[str, Family] = {
             default_guidance_scale=5.0,
             components=_list_components("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2"),
             loras=False,
+            caches_steps=False,
         ),
         Family(
             name="flux2_klein",
@@ -100,6 +102,7 @@ FAMILIES: dict[str, Family] = {
             default_guidance_scale=4.0,
             components=_list_components("text_encoder", "tokenizer"),
             options=("is_distilled",),
+            caches_steps=False,
         ),
         Family(
             name="flux2",
@@ -109,6 +112,7 @@ FAMILIES: dict[str, Family] = {
             default_guidance_scale=4.0,
             components=_list_components("text_encoder", "tokenizer"),
             negative_prompt=False,
+            caches_steps=False,
         ),
         Family(
             name="cogvideox",

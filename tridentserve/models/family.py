@@ -40,6 +40,9 @@ class Family:
     """Entries of `model_index.json` that are settings of the pipeline and not components."""
     shares_tokens: bool = True
     """True where members of a group share out the tokens of D. U-Nets cannot, and share out passes alone."""
+    caches_steps: bool = True
+    """True where a step can take over what all blocks but the first found before (`quality` of a request). It cannot
+    where blocks at both ends of the denoising model are connected, or do not have the same tokens."""
     loras: bool = True
     """True where diffusers loads LoRAs for this family."""
     negative_prompt: bool = True

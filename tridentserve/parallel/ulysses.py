@@ -39,6 +39,11 @@ def sequence_parallel(group: CollectiveGroup | None) -> Iterator[None]:
         _ACTIVE.reset(token)
 
 
+def get_current_sharding() -> TokenSharding | None:
+    """The sharing of image tokens in the current `sequence_parallel` context, or None at degree 1."""
+    return _ACTIVE.get()
+
+
 def get_current_group() -> CollectiveGroup | None:
     """The group of the current `sequence_parallel` context, or None at degree 1."""
     active = _ACTIVE.get()

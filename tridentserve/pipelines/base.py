@@ -11,9 +11,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tridentserve.models.step_cache import StepCache
 from tridentserve.requests import GenerationInputs
 
 Tensors = dict[str, torch.Tensor]
+
+# The names of a state's values for the limit of change up to which a step takes over what an earlier one found (0:
+# never), and for the number of steps that did so far.
+CACHE_LIMIT, SKIPPED_STEPS = "cache_limit", "skipped_steps"
 
 
 @dataclass(slots=True)
@@ -40,6 +45,8 @@ class PipelineAdapter(ABC):
     """
 
     family: ClassVar[str]
+    step_cache: StepCache = StepCache()
+    """Limits of requests whose steps need not all be computed."""
 
     def encode(self, inputs: GenerationInputs) -> Tensors:
         """Encode the condition of a request (stage E)."""

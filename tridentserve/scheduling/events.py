@@ -9,7 +9,7 @@ from tridentserve.cluster import WorkerSpec
 from tridentserve.load import LoadShare
 from tridentserve.plans import DispatchPlan, PlacementPlan, Replica, StageSpan, WorkerId
 from tridentserve.protocols import LoadSource
-from tridentserve.requests import RequestSpec
+from tridentserve.requests import Quality, RequestSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,13 +265,19 @@ class Unload:
 
 
 @dataclass(frozen=True, slots=True)
-class ReduceSteps:
-    """A request that has just arrived is made with fewer denoising steps, as it asks for where it would be late."""
+class Degrade:
+    """A request that has just arrived is made with less work, as it asks for where it would be late."""
 
     request_id: str
     num_inference_steps: int
     reason: str
-    kind: Literal["reduce_steps"] = "reduce_steps"
+    quality: Quality = "exact"
+    kind: Literal["degrade"] = "degrade"
+
+    @classmethod
+    def make(cls, spec: RequestSpec, reason: str) -> Degrade:
+        """The effect for the request as it is to be made."""
+        return cls(spec.request_id, spec.num_inference_steps, reason, spec.quality)
 
 
-Effect = RunPlan | Abort | Yield | Place | Requeue | Finish | Reject | Drained | Unload | ReduceSteps
+Effect = RunPlan | Abort | Yield | Place | Requeue | Finish | Reject | Drained | Unload | Degrade

@@ -32,7 +32,7 @@ from tridentserve.scheduling.checkpoint_schedule import CheckpointSchedule
 from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE, ExpectedTimes
 from tridentserve.scheduling.ledger import Ledger
 from tridentserve.scheduling.model_states import ModelStates
-from tridentserve.scheduling.prediction.fewer_steps import find_fewer_steps
+from tridentserve.scheduling.prediction.less_work import find_less_work
 from tridentserve.scheduling.prediction.predictor import Predictor, Quote, RequestOutlook
 from tridentserve.scheduling.prediction.scene import SharingRules
 from tridentserve.scheduling.runs import LazyViews, Request
@@ -144,6 +144,7 @@ class Scheduler:
         changes nothing that is decided."""
         if (refusal := self._find_refusal(spec)) is not None:
             return refusal
+        spec = self._times.shares.expect(spec)
         try:
             slo_s = self._times.slo_s(spec)
         except ProfileError as error:
@@ -214,15 +215,17 @@ class Scheduler:
         except ProfileError as error:
             return [ev.Reject(spec.request_id, "invalid_request", str(error))]
         effects: list[ev.Effect] = []
+        spec = self._times.shares.expect(spec)
         if (predictor := self._predictor) is not None:
             quote = predictor.predict_arrival(spec, slo_s, now_s)
             if quote is not None and quote.is_late and spec.on_late == "refuse":
                 return [ev.Reject(spec.request_id, "deadline_missed", quote.describe(), quote.seconds)]
             if quote is not None and quote.is_late and spec.on_late == "degrade":
-                fewer = find_fewer_steps(spec, lambda each: predictor.predict_arrival(each, slo_s, now_s))
-                if fewer is not None:
-                    effects.append(ev.ReduceSteps(spec.request_id, fewer[0].num_inference_steps, quote.describe()))
-                    spec, quote = fewer
+                cheaper = self._times.shares.lower_quality(spec)
+                less = find_less_work(spec, cheaper, lambda each: predictor.predict_arrival(each, slo_s, now_s))
+                if less is not None:
+                    effects.append(ev.Degrade.make(less[0], quote.describe()))
+                    spec, quote = less
             predictor.note_arrival(spec, now_s, quote)
         request = Request(spec, arrival_s=now_s - spec.waited_s, slo_s=slo_s)
         self._ledger.requests[spec.request_id] = request

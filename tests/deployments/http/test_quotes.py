@@ -28,6 +28,13 @@ async def test_each_size_with_each_number_of_steps() -> None:
     assert (unknown["predicted_s"], unknown["error"]["code"]) == (None, "no_prediction")
 
 
+async def test_each_quality() -> None:
+    answer = await quote(FakeBackend(), MODELS, {"size": "64x64", "qualities": ["exact", "fast"]})
+    assert [entry["quality"] for entry in answer["data"]] == ["exact", "fast"]
+    (one,) = (await quote(FakeBackend(), MODELS, {"size": "64x64", "quality": "low"}))["data"]
+    assert one["quality"] == "fast"
+
+
 async def test_the_handle_answers_the_same_and_quotes_videos() -> None:
     answer = await quote(FakeBackend(), WITH_VIDEOS, {"model": "tiny-wan", "size": "64x64", "num_frames": 9})
     (video,) = answer["data"]
@@ -44,7 +51,8 @@ async def test_the_handle_answers_the_same_and_quotes_videos() -> None:
         ({"steps": [0]}, "steps"),
         ({"sizes": ["63x64"]}, "multiples"),
         ({"sizes": ["64x64"] * 5, "steps": [1, 2, 3, 4]}, "at most 16"),
-        ({"qualities": ["fast"]}, "qualities"),
+        ({"qualities": ["best"]}, "qualities"),
+        ({"qualities": ["fast"], "quality": "high"}, "qualities"),
         ({"sizes": []}, "sizes"),
         ({"n": 4}, "n: must be at most 3"),
     ],

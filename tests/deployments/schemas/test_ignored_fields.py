@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from deployments.config.models import ModelArgs
+from deployments.config.models import ModelArgs, RequestDefaults
 from deployments.models.served import ServedModel, build_served_model
 from deployments.schemas.ignored_fields import list_ignored
 from deployments.schemas.image import GenerationRequest, build_image_request, parse_image_request
@@ -81,3 +81,31 @@ def test_the_folder_says_if_a_model_has_two_experts(tmp_path: Path, variant: str
     model = build_served_model(ModelArgs(name="m", path=model_folder(variant, tmp_path)))
     assert ("guidance_scale_2" in model.own_fields) == has_two
     assert "flow_shift" in model.own_fields
+
+
+@pytest.mark.parametrize(
+    ("sent", "made"),
+    [
+        ("auto", "high"),
+        ("standard", "high"),
+        ("exact", "exact"),
+        ("hd", "exact"),
+        ("high", "high"),
+        ("medium", "high"),
+        ("fast", "fast"),
+        ("low", "fast"),
+    ],
+)
+def test_a_quality_is_made_or_named(sent: str, made: str) -> None:
+    defaults = RequestDefaults(quality="high")
+    models = {name: replace(model, defaults=defaults) for name, model in MODELS.items()}
+    request = parse_image_request({"prompt": "a cat", "quality": sent, "response_format": "b64_json"})
+    spec, inputs = build_image_request(request, models)
+    assert (spec.quality, inputs.quality, spec.cheaper_quality) == (made, made, "fast")
+    is_named = sent in ("standard", "hd")
+    assert list_ignored(request, models[spec.model], streams=False) == (("quality",) if is_named else ())
+    video = parse_video_request({"prompt": "a cat", "model": "wan-2.2", "quality": sent})
+    spec, inputs = build_video_request(video, models)
+    assert (spec.quality, inputs.quality, spec.cheaper_quality) == ("exact", "exact", None)
+    is_named = sent not in ("auto", "exact")
+    assert list_ignored(video, models["wan-2.2"], streams=False) == (("quality",) if is_named else ())

@@ -61,7 +61,8 @@ def test_all_fields_arrive() -> None:
         output_format="png",
         background="opaque",
     )
-    assert spec == RequestSpec("job:1.a_b-c", "tiny-sd3", Shape(height=128, width=64), 4, 2, 1.5)
+    shape = Shape(height=128, width=64)
+    assert spec == RequestSpec("job:1.a_b-c", "tiny-sd3", shape, 4, 2, 1.5, cheaper_quality="fast")
     assert inputs == GenerationInputs("a cat", Shape(128, 64), 4, 0.0, 0, "blurry", 2)
 
 

@@ -25,7 +25,7 @@ from tridentserve.testing import FixedTimes, make_cluster, make_request
 
 SHARING = SharingRules(min_efficiency=0.8, horizon=0.25, spare=0.1, hopeless=1e-3, max_degree=1)
 EMPTY = Crowding(0.0, 0.0)
-KIND = ("m", make_request("x").shape, 4, 1)
+KIND = ("m", make_request("x").shape, 4, 1, 1.0)
 
 
 def _estimate(seconds: float, crowding: Crowding = EMPTY, degree: int = 1) -> Estimate:
@@ -135,7 +135,7 @@ def test_a_request_that_would_be_late_has_fewer_steps_where_it_asks_for_that() -
     assert scheduler.on(ev.RequestArrived(hopeless), 0.0) == []  # it is served as it is
     scheduler.on(ev.RequestCancelled("hopeless"), 0.0)
     (reduced,) = scheduler.on(ev.RequestArrived(replace(spec, slo_s=0.8 * alone.seconds)), 0.0)
-    assert isinstance(reduced, ev.ReduceSteps)
+    assert isinstance(reduced, ev.Degrade)
     assert 10 <= reduced.num_inference_steps < 20
     (run,) = (effect for effect in scheduler.on(ev.Tick(), 0.0) if isinstance(effect, ev.RunPlan))
     (member,) = run.plan.members
@@ -143,6 +143,28 @@ def test_a_request_that_would_be_late_has_fewer_steps_where_it_asks_for_that() -
     entry = LogEntry(0.0, ev.Tick(), [reduced])
     assert decode_entry(encode_entry(entry)) == entry
     assert scheduler.on(ev.RequestArrived(replace(spec, request_id="fine", slo_s=1000.0)), 0.0) == []
+
+
+def test_a_request_that_would_be_late_has_a_lower_quality_before_fewer_steps() -> None:
+    scheduler, workers, _ = _make(1)
+    for worker in workers:
+        scheduler.on(ev.WorkerJoined(worker), 0.0)
+    spec = replace(
+        make_request("late"), num_inference_steps=20, on_late="degrade", cheaper_quality="fast", slo_s=1000.0
+    )
+    quotes = [scheduler.quote(replace(spec, quality=quality), 0.0) for quality in ("exact", "high", "fast")]
+    exact_s, high_s, fast_s = (quote.seconds for quote in quotes if isinstance(quote, Quote))
+    assert fast_s < high_s < exact_s
+    (degraded,) = scheduler.on(ev.RequestArrived(replace(spec, slo_s=1.3 * fast_s)), 0.0)
+    assert isinstance(degraded, ev.Degrade)
+    assert (degraded.quality, degraded.num_inference_steps) == ("fast", 20)
+    entry = LogEntry(0.0, ev.Tick(), [degraded])
+    assert decode_entry(encode_entry(entry)) == entry
+    own = replace(spec, request_id="own", slo_s=0.9 * fast_s, quality="fast")
+    (degraded,) = scheduler.on(ev.RequestArrived(own), 0.0)
+    assert isinstance(degraded, ev.Degrade)
+    assert degraded.quality == "fast"
+    assert degraded.num_inference_steps < 20
 
 
 def test_positions_follow_deadlines() -> None:
@@ -188,7 +210,7 @@ def test_experience_finds_the_ratio_and_its_growth_with_the_crowd(ratio: float, 
 
 
 def test_a_new_kind_begins_with_the_experience_of_its_model() -> None:
-    experience, other = Experience(), ("m", make_request("y").shape, 50, 1)
+    experience, other = Experience(), ("m", make_request("y").shape, 50, 1, 1.0)
     for _ in range(20):
         experience.note(KIND, _estimate(1.0), 2.0)
     assert not experience.knows(other)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tridentserve.scheduling.prediction.usual_times import UsualTimes
 from tridentserve.testing import make_request
 
-KIND = ("m", make_request("x").shape, 4, 1)
-OTHER = ("m", make_request("x").shape, 8, 1)
+KIND = ("m", make_request("x").shape, 4, 1, 1.0)
+OTHER = ("m", make_request("x").shape, 8, 1, 1.0)
 seconds = st.floats(0.01, 100.0)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from tridentserve.engine.live.updates import CompletedUpdate, PreviewUpdate, ProgressUpdate, QueuedUpdate, Update
 from tridentserve.plans import DispatchPlan, PlanMember, WorkerId
-from tridentserve.requests import GenerationInputs, RequestSpec
+from tridentserve.requests import GenerationInputs, Quality, RequestSpec
 from tridentserve.scheduling.request_records import RequestRecord
 
 # Results are kept in the memory of the Scheduler's process where they are files that came with a report: up to this
@@ -63,13 +63,15 @@ class ClientRequest:
     """Largest memory that a worker used while it ran a plan of the request."""
     tiled: bool = False
     """The request was decoded in tiles."""
+    skipped_steps: float = 0.0
+    """Its denoising steps that took over what others had found."""
     latest: Update | None = None
     prospect: Prospect | None = None
     """The latest prediction for an unfinished request that a client watches."""
     comparable: GenerationInputs = field(init=False)
     """Inputs that another request must have to be the same one."""
     asked: RequestSpec = field(init=False)
-    """The request as it was asked for: `spec` may have fewer steps."""
+    """The request as it was asked for: `spec` may have fewer steps, or a lower quality."""
 
     def __post_init__(self) -> None:
         self.asked, self.comparable = self.spec, _make_comparable(self.inputs)
@@ -88,10 +90,10 @@ class ClientRequest:
             self.workers.add(plan.saves.keeper)
         self.last_plan_id = plan.plan_id
 
-    def reduce_steps(self, steps: int) -> None:
-        """The request is made with so many denoising steps. Nothing of it has run yet."""
-        self.spec = replace(self.spec, num_inference_steps=steps)
-        self.inputs = replace(self.inputs, num_inference_steps=steps)
+    def degrade(self, steps: int, quality: Quality) -> None:
+        """The request is made with so many denoising steps of this quality. Nothing of it has run yet."""
+        self.spec = replace(self.spec, num_inference_steps=steps, quality=quality)
+        self.inputs = replace(self.inputs, num_inference_steps=steps, quality=quality)
 
     def publish(self, update: Update) -> None:
         """Pass an update to all clients that wait for it; a client that joins later begins with the latest one."""
@@ -152,7 +154,9 @@ class ClientRequest:
             tiled=self.tiled,
             predicted_s=record.predicted_s,
             fps=self.inputs.fps,
-            reduced_steps=self.spec.num_inference_steps if self.spec != self.asked else None,
+            reduced_steps=steps if (steps := self.spec.num_inference_steps) != self.asked.num_inference_steps else None,
+            quality=self.spec.quality,
+            skipped_steps=self.skipped_steps,
         )
 
 

@@ -218,9 +218,9 @@ class LiveEngine:
                     self._driver.pause_plan(effect.plan_id)
                 case ev.Requeue():
                     self._requeue(effect)
-                case ev.ReduceSteps():
+                case ev.Degrade():
                     if (request := self._requests.find_unfinished(effect.request_id)) is not None:
-                        request.reduce_steps(effect.num_inference_steps)
+                        request.degrade(effect.num_inference_steps, effect.quality)
                 case ev.Finish() | ev.Reject():
                     self._end_request(effect.request_id)
                 case ev.Place():

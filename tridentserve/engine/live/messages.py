@@ -11,6 +11,7 @@ from tridentserve.engine.live.channels.channel import ChannelAddress
 from tridentserve.engine.live.channels.compact_pickles import pickle_by_fields
 from tridentserve.engine.options import WorkerOptions
 from tridentserve.models.kernels import Kernels
+from tridentserve.models.step_cache import StepCache
 from tridentserve.plans import DispatchPlan, PlanMember, Replica, StageSpan
 from tridentserve.protocols import LoadSource
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape
@@ -19,7 +20,8 @@ from tridentserve.scheduling.estimation.hot_groups import HotGroup
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """The source of a model's weights: its folder, and the dtype and the kernels in which it computes."""
+    """The source of a model's weights: its folder, and the dtype, the kernels and the step cache with which it
+    computes."""
 
     name: str
     folder: Path
@@ -27,6 +29,7 @@ class ModelSource:
     dtype: str | None = None
     """Name of a torch dtype; None for the device's default."""
     kernels: Kernels = field(default_factory=Kernels)
+    step_cache: StepCache = field(default_factory=StepCache)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +160,9 @@ class PlanReport:
     """The value of `peak_growth_bytes` that the profile expects."""
     tiled: bool = False
     """The requests were decoded in tiles, because memory was short."""
+    skipped_steps: dict[str, float] = field(default_factory=dict)
+    """For each request that need not be exact and had steps in the plan: the number of all its steps so far that took
+    over what others had found."""
     buffer_used_bytes: int = 0
     """Bytes of the worker's handoff buffer that were in use then."""
     buffer_bytes: int = 0

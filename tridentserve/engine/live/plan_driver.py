@@ -169,6 +169,9 @@ class PlanDriver:
         for request_id, files in outputs.items():
             if (request := given.requests.get(request_id)) is not None:
                 request.outputs = files
+        for request_id, skipped in report.skipped_steps.items():
+            if (request := given.requests.get(request_id)) is not None:
+                request.skipped_steps = skipped
         for request in given.requests.values():
             request.peak_memory_bytes = max(request.peak_memory_bytes, report.peak_memory_bytes)
             request.tiled |= report.tiled

@@ -12,7 +12,7 @@ from typing import Any
 
 from tridentserve.engine.live.channels.compact_pickles import pickle_by_fields
 from tridentserve.plans import StageSpan
-from tridentserve.requests import OutputFormat, Shape
+from tridentserve.requests import OutputFormat, Quality, Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,11 @@ class CompletedUpdate:
     """Seconds from arrival to the result that were predicted at the arrival; None where nothing was."""
     fps: float | None = None
     """Frames per second of a video; None for an image."""
+    quality: Quality = "exact"
+    """The quality in which it was made."""
+    skipped_steps: float = 0.0
+    """The number of its denoising steps that took over what others had found. A step that only one of the two passes of
+    guidance did without counts half."""
     reduced_steps: int | None = None
     """The number of denoising steps where it had fewer than were asked for (`on_late: degrade`); None where it had all
     of them."""

@@ -20,10 +20,12 @@ from tridentserve.models.families import FAMILIES
 from tridentserve.models.input_image import check_image
 from tridentserve.parallel import is_first, rows, sequence_parallel
 from tridentserve.parallel.guidance import share_passes
+from tridentserve.pipelines import block_cache
 from tridentserve.pipelines.adapters import scheduler_state
 from tridentserve.pipelines.adapters.clean_latents import predict_clean
 from tridentserve.pipelines.adapters.denoising_request import FLOW_SHIFT, SCHEDULER_PREFIX, DenoisingRequest
-from tridentserve.pipelines.base import DenoisingState, PipelineAdapter, Tensors
+from tridentserve.pipelines.adapters.step_caches import StepCaches, may_skip
+from tridentserve.pipelines.base import CACHE_LIMIT, SKIPPED_STEPS, DenoisingState, PipelineAdapter, Tensors
 from tridentserve.pipelines.lora.lora_layers import Loras
 from tridentserve.pipelines.pixels import round_pixels
 from tridentserve.pipelines.tiling import decode_tiled
@@ -49,6 +51,7 @@ class DiffusersAdapter(PipelineAdapter):
         self.pipe = pipe
         self.stages = stages
         self.device = device
+        self._is_cache_installed = False
         if Stage.DIFFUSE in stages:
             self._install_sequence_parallelism()
         if Stage.DECODE in stages:
@@ -94,6 +97,8 @@ class DiffusersAdapter(PipelineAdapter):
                 FLOW_SHIFT: inputs.flow_shift,
                 "size": str(inputs.shape),
                 _LORA: inputs.lora,
+                CACHE_LIMIT: self.step_cache.find_limit(inputs.quality) if self._list_cached_blocks() else 0.0,
+                SKIPPED_STEPS: 0.0,
                 "scheduler": scheduler_values,
             },
         )
@@ -131,20 +136,20 @@ class DiffusersAdapter(PipelineAdapter):
         inputs = [request.scale_input(timestep) for request, timestep in zip(requests, timesteps, strict=True)]
         share = share_passes(passes)
         together = len(share.passes) if self.passes_share_a_call else 1
+        caches = self._open_caches(requests, passes)
+        noises = []
         with sequence_parallel(share.members if FAMILIES[self.family].shares_tokens else None):
-            noise = torch.cat(
-                [
-                    self._predict_noise(
-                        torch.cat(inputs * together),
-                        torch.cat(expanded * together),
-                        # Some transformers call `view`, which a row repeated for each output does not support.
-                        {name: row[first : first + together].flatten(0, 1).contiguous() for name, row in rows.items()},
-                        requests[0].tensors,
-                    )
-                    for first in range(share.passes.start, share.passes.stop, together)
-                ]
-            )
-        noise = share.gather(noise)
+            for first in range(share.passes.start, share.passes.stop, together):
+                # Some transformers call `view`, which a row repeated for each output does not support.
+                inputs_of_call = {
+                    name: row[first : first + together].flatten(0, 1).contiguous() for name, row in rows.items()
+                }
+                with block_cache.use_block_cache(caches.begin(first, together) if caches is not None else None):
+                    latents, levels = torch.cat(inputs * together), torch.cat(expanded * together)
+                    noises.append(self._predict_noise(latents, levels, inputs_of_call, requests[0].tensors))
+        noise = share.gather(torch.cat(noises))
+        if caches is not None:
+            caches.keep(share)
         sizes = [request.latents.shape[0] for request in requests]
         per_request = torch.split(noise.reshape(passes, -1, *noise.shape[1:]), sizes, dim=1)
         for request, timestep, own in zip(requests, timesteps, per_request, strict=True):
@@ -152,6 +157,22 @@ class DiffusersAdapter(PipelineAdapter):
             request.take_step(
                 self._scheduler_step(request.scheduler, guided, timestep, request.latents, request.tensors)
             )
+
+    def _open_caches(self, requests: list[DenoisingRequest], passes: int) -> StepCaches | None:
+        """The caches of requests of which some need not compute all steps."""
+        if not any(may_skip(request.values) for request in requests):
+            return None
+        if not self._is_cache_installed:
+            block_cache.install(self._list_cached_blocks())
+            self._is_cache_installed = True
+        return StepCaches(requests, passes)
+
+    def _list_cached_blocks(self) -> list[torch.nn.Module]:
+        """The blocks of the transformer in the order in which they run, where all but the first can be left out."""
+        if not FAMILIES[self.family].caches_steps:
+            return []
+        lists = [child for child in self.pipe.transformer.children() if isinstance(child, torch.nn.ModuleList)]
+        return [block for each in lists for block in each]
 
     @staticmethod
     def _join_rows(rows: Sequence[Tensors]) -> Tensors:

@@ -107,6 +107,10 @@ class WanAdapter(VideoAdapter):
         std, mean = read_statistic(vae, "latents_std", latents), read_statistic(vae, "latents_mean", latents)
         return latents / (1.0 / std) + mean
 
+    def _list_cached_blocks(self) -> list[torch.nn.Module]:
+        # One transformer cannot take over what the blocks of the other found.
+        return [] if self.pipe.transformer_2 is not None else super()._list_cached_blocks()
+
     def _install_sequence_parallelism(self) -> None:
         for transformer in (self.pipe.transformer, self.pipe.transformer_2):
             if transformer is not None:

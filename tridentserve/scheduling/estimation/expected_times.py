@@ -10,6 +10,7 @@ from tridentserve.protocols import Replanner, StageReport, StageTimes
 from tridentserve.requests import RequestSpec
 from tridentserve.scheduling.estimation.plan_estimates import stage_degree, stage_seconds
 from tridentserve.scheduling.estimation.request_work import estimate_work
+from tridentserve.scheduling.estimation.step_shares import StepShares
 from tridentserve.scheduling.runs import Leg, Run
 from tridentserve.scheduling.workers.worker_pool import WorkerPool
 from tridentserve.stages import Stage
@@ -31,12 +32,16 @@ class ExpectedTimes:
         self._pool = pool
         self._slo_scale = dict(slo_scale)
         self._replanner = replanner
+        self.shares = StepShares()
+        """The times of steps by quality, relative to steps that are computed whole."""
 
     def slo_s(self, spec: RequestSpec) -> float:
         """Section 8.1: a multiple of the latency with every stage at its optimal degree and no waiting."""
         if spec.slo_s is not None:
             return spec.slo_s
-        return self._slo_scale.get(spec.model, DEFAULT_SLO_SCALE) * estimate_work(self._times, spec).seconds
+        # The quality changes nothing: what is made in less work is to be ready sooner, not to have less time.
+        whole = replace(spec, step_share=1.0)
+        return self._slo_scale.get(spec.model, DEFAULT_SLO_SCALE) * estimate_work(self._times, whole).seconds
 
     def set_slo_scale(self, model: str, scale: float) -> None:
         """Set the SLO scale of the requests that arrive from now on."""
@@ -77,8 +82,18 @@ class ExpectedTimes:
         for span in spans:
             degree = stage_degree(self._times, spec.model, span.stage, plan.degree)
             calls = num_steps if span.stage is Stage.DIFFUSE else 1
-            if calls:
+            if calls and not self._observe_share(run, span, degree, batch, calls):
                 self._times.observe(spec.model, span.stage, spec.shape, degree, batch, span.seconds / calls)
             if self._replanner is not None and kind is not None:
                 ran = replace(span, workers=plan.workers[:degree])  # logs of version 0.1 do not name them
                 self._replanner.stage_finished(StageReport(spec.model, kind, spec.shape, len(plan.members), ran))
+
+    def _observe_share(self, run: Run, span: StageSpan, degree: int, batch: int, steps: int) -> bool:
+        """Learn from the steps of requests of which some need not be exact. False for all other spans."""
+        spec = next((each.spec for each in run.requests if each.spec.quality != "exact"), None)
+        if spec is None or span.stage is not Stage.DIFFUSE:
+            return False
+        whole_s = self._times.seconds(spec.model, span.stage, spec.shape, degree, batch)
+        if whole_s > 0:
+            self.shares.observe(spec.model, spec.quality, span.seconds / steps / whole_s, steps)
+        return True

@@ -40,7 +40,7 @@ def stage_seconds(
     seconds = times.seconds(spec.model, stage, spec.shape, used, batch * spec.num_outputs)
     if stage is not Stage.DIFFUSE:
         return seconds
-    return seconds * (spec.num_inference_steps if num_steps is None else num_steps)
+    return seconds * spec.step_share * (spec.num_inference_steps if num_steps is None else num_steps)
 
 
 def rank_peaks(

@@ -79,7 +79,7 @@ def teach(times: StageTimes, chronicle: Chronicle, until_s: float) -> None:
             calls = (
                 1 if span.stage is not Stage.DIFFUSE else logged.plan.num_steps if span.steps is None else span.steps
             )
-            if calls:
+            if calls and all(spec.quality == "exact" for spec in specs):
                 batch = len(logged.plan.members) * max(spec.num_outputs for spec in specs)
                 degree = max(1, len(span.workers))
                 times.observe(logged.plan.model, span.stage, specs[0].shape, degree, batch, span.seconds / calls)

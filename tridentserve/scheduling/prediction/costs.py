@@ -11,13 +11,14 @@ from tridentserve.requests import RequestSpec, Shape
 from tridentserve.scheduling.estimation.plan_estimates import stage_degree, stage_seconds
 from tridentserve.stages import Stage
 
-# All that requests of one kind have in common: the model, the size, the steps and the number of outputs.
-RequestKind = tuple[str, Shape, int, int]
+# All that requests of one kind have in common: the model, the size, the steps, the number of outputs, and the expected
+# time of a step relative to one that is computed whole.
+RequestKind = tuple[str, Shape, int, int, float]
 
 
 def name_kind(spec: RequestSpec) -> RequestKind:
     """The kind of a request."""
-    return spec.model, spec.shape, spec.num_inference_steps, spec.num_outputs
+    return spec.model, spec.shape, spec.num_inference_steps, spec.num_outputs, spec.step_share
 
 
 @dataclass(frozen=True, slots=True)

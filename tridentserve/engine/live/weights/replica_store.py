@@ -240,6 +240,7 @@ class ReplicaStore:
                 source.folder, stages, device=str(self._device), dtype=self._host.dtype(replica), weights=False
             )
             kernels.install(self._adapters[replica], source.kernels)
+            self._adapters[replica].step_cache = source.step_cache
             self._memos[replica] = install_memo(self._adapters[replica])
         weights.attach(self._adapters[replica], copy.tensors(buffer))
 

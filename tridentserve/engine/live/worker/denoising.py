@@ -16,7 +16,7 @@ from tridentserve.engine.live.transport.parcel import Parcel
 from tridentserve.engine.live.worker.checkpoint_writer import Checkpoint
 from tridentserve.errors import HandoffError, InvalidRequestError
 from tridentserve.parallel import SequenceGroup, sequence_parallel
-from tridentserve.pipelines.base import DenoisingState, PipelineAdapter
+from tridentserve.pipelines.base import CACHE_LIMIT, SKIPPED_STEPS, DenoisingState, PipelineAdapter
 from tridentserve.plans import DispatchPlan, StageSpan
 from tridentserve.requests import GenerationInputs
 from tridentserve.stages import Stage
@@ -162,6 +162,14 @@ class Denoising:
         if self._plan.stages[-1] is not Stage.DIFFUSE and self.paused_after is None:
             self._report_step()
         return {request_id: _pack_output(self._adapter, state) for request_id, state in self._states.items()}
+
+    def count_skipped_steps(self) -> dict[str, float]:
+        """The numbers of their steps so far that requests that need not be exact have skipped."""
+        return {
+            request_id: state.values[SKIPPED_STEPS]
+            for request_id, state in self._states.items()
+            if state.values[CACHE_LIMIT] > 0
+        }
 
     def _report_step(self) -> None:
         """Report a step, if anybody wants to hear of it. The one after which the plan ends is left out: the plan's

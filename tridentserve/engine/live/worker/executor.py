@@ -47,6 +47,8 @@ class Execution:
     """The plan was paused after this number of its own steps; `outputs` are the states at that step."""
     tiled: bool = False
     """C was done in tiles."""
+    skipped_steps: dict[str, float] = field(default_factory=dict)
+    """See `PlanReport.skipped_steps`."""
 
 
 class StageExecutor:
@@ -165,7 +167,7 @@ def _run_diffuse(
     with _time_stage(Stage.DIFFUSE, plan, execution):
         denoising.run_steps(execution.spans)
         execution.stopped, execution.paused_after = denoising.stopped, denoising.paused_after
-    execution.outputs = denoising.collect_outputs()
+    execution.outputs, execution.skipped_steps = denoising.collect_outputs(), denoising.count_skipped_steps()
 
 
 @contextmanager

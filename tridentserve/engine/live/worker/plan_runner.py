@@ -262,6 +262,7 @@ class PlanRunner:
             peak_growth_bytes=peak.growth_bytes,
             expected_peak_bytes=running.expected.num_bytes,
             tiled=execution.tiled,
+            skipped_steps=execution.skipped_steps,
             buffer_used_bytes=self._handoff.used_bytes,
             buffer_bytes=self._handoff.capacity_bytes,
         )

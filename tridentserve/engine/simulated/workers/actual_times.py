@@ -10,6 +10,7 @@ from functools import cache
 from statistics import NormalDist
 
 from tridentserve.models.decode_tiles import TILED_SLOWDOWN, find_tiled_shape
+from tridentserve.models.step_cache import EXPECTED_SHARES
 from tridentserve.plans import DispatchPlan, Replica
 from tridentserve.protocols import LoadSource, StageTimes
 from tridentserve.requests import RequestSpec, Shape
@@ -63,7 +64,7 @@ class ActualTimes:
         self._factors = factors
         # A lognormal factor with mean 1 and relative standard deviation `jitter`.
         self._sigma = math.sqrt(math.log1p(jitter * jitter))
-        self._demands: dict[tuple[str, tuple[Stage, ...], int, Shape, tuple[int, ...]], PlanDemand] = {}
+        self._demands: dict[tuple[str, tuple[Stage, ...], int, Shape, tuple[int, ...], float], PlanDemand] = {}
         self.output_bytes = cache(times.output_bytes)
         self.transfer_seconds = cache(times.transfer_seconds)
         self._weights: dict[Replica, int] = {}
@@ -71,19 +72,24 @@ class ActualTimes:
     def estimate_demand(self, plan: DispatchPlan, specs: tuple[RequestSpec, ...]) -> PlanDemand:
         """The demand of a plan for these requests. Raises `ProfileError` when they were not profiled."""
         outputs = tuple([spec.num_outputs for spec in specs])
-        key = (plan.model, plan.stages, len(plan.workers), specs[0].shape, outputs)
+        # Factors are of what has run, so that they have it already.
+        share = 1.0 if self._factors is not None else max(EXPECTED_SHARES[spec.quality] for spec in specs)
+        key = (plan.model, plan.stages, len(plan.workers), specs[0].shape, outputs, share)
         found = self._demands.get(key)
         if found is None:
             found = self._demands[key] = self._estimate_demand(*key)
         return found
 
     def _estimate_demand(
-        self, model: str, stages: tuple[Stage, ...], degree: int, shape: Shape, outputs: tuple[int, ...]
+        self, model: str, stages: tuple[Stage, ...], degree: int, shape: Shape, outputs: tuple[int, ...], share: float
     ) -> PlanDemand:
         times, batch = self._times, sum(outputs)
         degrees = tuple([stage_degree(times, model, stage, degree) for stage in stages])
         seconds = tuple(
-            [times.seconds(model, stage, shape, k, batch) for stage, k in zip(stages, degrees, strict=True)]
+            [
+                times.seconds(model, stage, shape, k, batch) * (share if stage is Stage.DIFFUSE else 1.0)
+                for stage, k in zip(stages, degrees, strict=True)
+            ]
         )
         peaks, frugal_peaks = (
             rank_peaks(times, model, stages, degree, shape, outputs, frugal) for frugal in (False, True)

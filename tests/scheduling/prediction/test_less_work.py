@@ -1,4 +1,5 @@
-"""A request that would be late has the most steps that end in time with some to spare, and never fewer than half."""
+"""A request that would be late has a lower quality where that is enough, and otherwise the most steps that end in time
+with some to spare, never fewer than half."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.scheduling.prediction.test_predictor import EMPTY, _estimate
 from tridentserve.requests import RequestSpec
-from tridentserve.scheduling.prediction.fewer_steps import LEAST_SHARE, USED_SHARE, find_fewer_steps
+from tridentserve.scheduling.prediction.less_work import LEAST_SHARE, USED_SHARE, find_less_work
 from tridentserve.scheduling.prediction.predictor import Quote
 from tridentserve.testing import make_request
 
@@ -25,7 +26,7 @@ def test_the_most_steps_in_time(steps: int, step_s: float, slo_s: float, is_know
         return Quote(seconds, slo_s, False, _estimate(seconds, EMPTY), seconds, 1) if is_known else None
 
     spec = replace(make_request("r"), num_inference_steps=steps)
-    found = find_fewer_steps(spec, predict)
+    found = find_less_work(spec, None, predict)
     least = math.ceil(LEAST_SHARE * steps)
     able = [n for n in range(least, steps) if 0.05 + step_s * n <= (1.0 if n == least else USED_SHARE) * slo_s]
     if not able or not is_known:
@@ -35,3 +36,20 @@ def test_the_most_steps_in_time(steps: int, step_s: float, slo_s: float, is_know
         assert found[0] == replace(spec, num_inference_steps=max(able))
         assert found[1].seconds == 0.05 + step_s * max(able)
     assert len(asked) <= 2 + math.ceil(math.log2(max(2, steps)))
+
+
+def test_a_lower_quality_comes_before_fewer_steps() -> None:
+    spec = replace(make_request("r"), num_inference_steps=20)
+    cheaper = replace(spec, quality="fast", step_share=0.5)
+
+    def find(slo_s: float) -> RequestSpec | None:
+        def predict(each: RequestSpec) -> Quote:
+            seconds = each.step_share * each.num_inference_steps
+            return Quote(seconds, slo_s, False, _estimate(seconds, EMPTY), seconds, 1)
+
+        found = find_less_work(spec, cheaper, predict)
+        return found[0] if found is not None else None
+
+    assert find(10.0 / USED_SHARE) == cheaper
+    assert find(8.0 / USED_SHARE) == replace(cheaper, num_inference_steps=16)
+    assert find(4.9) is None

@@ -1,4 +1,5 @@
-"""Fewer denoising steps for a request that would be late with those that were asked for (`on_late: degrade`)."""
+"""Less work for a request that would be late with all of it (`on_late: degrade`): a lower quality of its denoising
+steps, or fewer of them."""
 
 from __future__ import annotations
 
@@ -16,7 +17,20 @@ LEAST_SHARE = 0.5
 USED_SHARE = 0.85
 
 
-def find_fewer_steps(
+def find_less_work(
+    spec: RequestSpec, cheaper: RequestSpec | None, predict: Callable[[RequestSpec], Quote | None]
+) -> tuple[RequestSpec, Quote] | None:
+    """The request in the lower quality, `cheaper`, if it has one and `predict` says that all its steps end within
+    `USED_SHARE` of its time so; otherwise with fewer steps, in that quality if there is one."""
+    if cheaper is None:
+        return _find_fewer_steps(spec, predict)
+    quote = predict(cheaper)
+    if quote is not None and quote.seconds <= USED_SHARE * quote.slo_s:
+        return cheaper, quote
+    return _find_fewer_steps(cheaper, predict)
+
+
+def _find_fewer_steps(
     spec: RequestSpec, predict: Callable[[RequestSpec], Quote | None]
 ) -> tuple[RequestSpec, Quote] | None:
     """The request with the most steps, fewer than it has and at least `LEAST_SHARE` of them, with which `predict` says
