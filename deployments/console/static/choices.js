@@ -2,15 +2,18 @@
 
 import { getJson } from "./api.js";
 
-/** @typedef {{enum?: string[], const?: string, default?: unknown, items?: Schema}} Schema */
+/** @typedef {{enum?: string[], const?: string, default?: unknown, items?: Schema, anyOf?: Schema[]}} Schema */
 /** @typedef {{values: string[], usual: string}} Choice `usual` is the value of a request that names none */
 
 /** Words for the values that are known here. Others are shown as the service names them. */
 const WORDS = new Map([
   ["wait", "make it anyway"],
-  ["degrade", "make it with fewer steps"],
+  ["degrade", "make it with less work"],
   ["refuse", "refuse it"],
   ["auto", "as usual"],
+  ["exact", "exact"],
+  ["high", "high (skips steps that change little)"],
+  ["fast", "fast (skips more of them)"],
 ]);
 
 /** The choices by the names of the fields. @returns {Promise<Record<string, Choice>>} */
@@ -19,7 +22,7 @@ export async function getChoices() {
   /** @param {string} route @returns {Record<string, Schema>} */
   const fieldsOf = (route) => routes[route].post.requestBody.content["application/json"].schema.properties;
   const request = fieldsOf("/v1/images/generations");
-  const quotable = listValues(fieldsOf("/v1/quotes")["qualities"]?.items);
+  const quotable = listValues(findItems(fieldsOf("/v1/quotes")["qualities"]));
   return {
     on_late: readChoice(request["on_late"]),
     // `default` means the same as `auto`.
@@ -33,6 +36,11 @@ export async function getChoices() {
 function readChoice(schema, isWanted = () => true) {
   const usual = String(schema?.default ?? "");
   return { usual, values: listValues(schema).filter((value) => isWanted(value, usual)) };
+}
+
+/** The entries of a list that may also be missing. @param {Schema | undefined} schema */
+function findItems(schema) {
+  return schema?.items ?? schema?.anyOf?.find((one) => one.items !== undefined)?.items;
 }
 
 /** @param {Schema | undefined} schema */

@@ -106,6 +106,16 @@ export function drawTimeline(facts) {
   return list;
 }
 
+/** The quality of a request that is not exact, and the steps that it did not have. @param {Facts} facts */
+function describeQuality(facts) {
+  /** @type {string[]} */
+  const parts = [];
+  if (facts.quality !== undefined && facts.quality !== "exact") parts.push(facts.quality);
+  if (facts.skipped_steps) parts.push(`${formatCount(Math.round(facts.skipped_steps), "step")} skipped`);
+  if (facts.reduced_steps) parts.push(`made with ${formatCount(facts.reduced_steps, "step")}`);
+  return parts.join(", ");
+}
+
 /**
  * What is known of a request beside its timeline.
  * @param {Facts} facts
@@ -117,6 +127,7 @@ export function drawFacts(facts) {
     Latency: facts.latency_s === null ? "unknown" : formatSeconds(facts.latency_s),
     Predicted: typeof facts.predicted_s === "number" ? formatSeconds(facts.predicted_s) : "",
     Deadline: `${slo}${facts.slo_met ? "met" : "missed"}`,
+    Quality: describeQuality(facts),
     Seed: String(facts.seed),
     Size: `${facts.width}x${facts.height}`,
     Memory: `${Math.round(facts.peak_memory_mb)} MiB at most${facts.tiled ? ", decoded in tiles" : ""}`,

@@ -11,7 +11,8 @@
  *   end_s: number, steps: number | null}} Span */
 /** @typedef {{request_id: string, model: string, seed: number, width: number, height: number, created: number,
  *   queue_s: number, latency_s: number | null, slo_s: number | null, slo_met: boolean, retries: number,
- *   predicted_s?: number | null, timeline?: Span[], peak_memory_mb: number, tiled: boolean, index?: number,
+ *   predicted_s?: number | null, reduced_steps?: number | null, quality?: string, skipped_steps?: number,
+ *   timeline?: Span[], peak_memory_mb: number, tiled: boolean, index?: number,
  *   b64_json?: string}} Facts */
 /** @typedef {{predicted_s: number | null, slo_s: number | null, slo_met: boolean | null, is_guess: boolean | null,
  *   error: {message: string, code: string} | null}} Quote */

@@ -3,7 +3,6 @@ sent, and it says when a request would be ready."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,7 @@ from tests.e2e.console.conftest import Console, open_console
 from tests.support.waiting import until
 from tridentserve.errors import DeadlineMissedError
 
-IMAGES, QUOTES, VIDEOS = "**/v1/images/generations", "**/v1/quotes", "**/v1/videos"
+VIDEOS = "**/v1/videos"
 
 
 @dataclass
@@ -131,14 +130,18 @@ async def test_all_settings_reach_the_service_and_are_counted(form: Form) -> Non
     await form.page.fill("#priority", "-2")
     await form.page.select_option("#tier", "flex")
     await form.page.select_option("#on-late", "refuse")
+    options = form.page.locator("#quality option")
+    assert await options.evaluate_all("all => all.map(one => one.value)") == ["", "exact", "high", "fast"]
+    await form.page.select_option("#quality", "fast")
     await form.console.fill("tiny-sd3", prompt="a red fox", size="64x32", steps=2, seed=7, deadline=3)
-    assert await form.page.locator("#more > summary").inner_text() == "More settings (4 set)"
+    assert await form.page.locator("#more > summary").inner_text() == "More settings (5 set)"
     await form.page.click("#more > summary")
     card = await form.console.submit()
     await card.locator("img").wait_for()
     ((spec, inputs),) = form.backend.seen
     assert (spec.on_late, spec.priority, spec.slo_s, spec.num_inference_steps) == ("refuse", -3, 3.0, 2)
     assert (inputs.guidance_scale, inputs.seed, inputs.prompt) == (1.5, 7, "a red fox")
+    assert (spec.quality, inputs.quality) == ("fast", "fast")
     assert (inputs.shape.width, inputs.shape.height) == (64, 32)
 
 
@@ -190,44 +193,3 @@ async def test_an_edit_needs_its_image(form: Form) -> None:
     ((spec, inputs),) = form.backend.seen
     assert (spec.model, spec.shape.width, spec.shape.height) == ("tiny-kontext", 64, 64)
     assert inputs.image is not None
-
-
-async def test_qualities_are_offered_once_the_service_has_several(form: Form) -> None:
-    assert await form.page.locator("#quality-field").count() == 1
-    await form.page.click("#more > summary")
-    assert await form.page.locator("#quality-field").is_hidden()
-    sent: dict[str, Any] = {}
-
-    async def describe(route: Any) -> None:
-        document = await (await route.fetch()).json()
-        _find_fields(document, "/v1/images/generations")["quality"] |= {"enum": ["auto", "hd", "fast"]}
-        _find_fields(document, "/v1/quotes")["qualities"]["items"] = {"enum": ["exact", "fast"]}
-        await route.fulfill(json=document)
-
-    async def answer(route: Any) -> None:
-        sent[route.request.url.rpartition("/")[2]] = json.loads(route.request.post_data)
-        problem = {"code": "x", "message": "made up"}
-        entry = {"predicted_s": None, "slo_s": None, "slo_met": None, "is_guess": None, "error": problem}
-        await route.fulfill(json={"data": [entry]})
-
-    await form.page.route("**/openapi.json", describe)
-    await form.page.route(QUOTES, answer)
-    await form.page.route(IMAGES, answer)
-    await form.page.reload()
-    await form.page.wait_for_selector("#model option", state="attached")
-    await form.page.click("#more > summary")
-    assert await form.page.locator("#quality option").all_inner_texts() == ["as usual", "fast"]
-    await form.page.select_option("#quality", "fast")
-    await form.console.fill("tiny-sd3", prompt="a red fox", size="64x64")
-    await form.wait_for_quote("made up")
-    await form.console.submit()
-    await until(lambda: "generations" in sent, "the request is sent")
-    assert sent["quotes"]["qualities"] == ["fast"]
-    assert "quality" not in sent["quotes"]
-    assert sent["generations"]["quality"] == "fast"
-
-
-def _find_fields(document: dict[str, Any], route: str) -> dict[str, Any]:
-    content = document["paths"][route]["post"]["requestBody"]["content"]
-    fields: dict[str, Any] = content["application/json"]["schema"]["properties"]
-    return fields
