@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 from lib.command_line import PROFILES, Parser, make_positive, parse_not_negative
 
@@ -24,6 +25,7 @@ from traces.reports.report import format_summary, write_report
 from traces.requests import TraceRequest, scale_pixels
 from traces.results import ReplayResult
 from tridentserve.errors import TridentServeError
+from tridentserve.requests import Quality
 
 # Options that only one of the two ways has, with their defaults.
 _OF_LIVE: dict[str, float | None] = {"timeout_s": 600.0, "save_images": None}
@@ -50,6 +52,9 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--limit", type=whole, help="replay only the first N requests")
     parser.add_argument("--scale-pixels", type=real, default=1.0, metavar="F", help="multiply the pixels of each size")
     parser.add_argument("--steps", type=whole, help="denoising steps of every request, instead of the trace's")
+    parser.add_argument(
+        "--quality", choices=get_args(Quality), help="quality of every request, instead of the trace's (docs/api.md)"
+    )
     parser.add_argument("--model", help="model of every request, instead of the trace's (default: the only one there)")
     parser.add_argument(
         "--out",
@@ -117,6 +122,8 @@ def _load(arguments: argparse.Namespace) -> list[TraceRequest]:
         requests = [scale_pixels(request, arguments.scale_pixels) for request in requests]
     if arguments.steps is not None:
         requests = [replace(request, num_inference_steps=arguments.steps) for request in requests]
+    if arguments.quality is not None:
+        requests = [replace(request, quality=arguments.quality) for request in requests]
     return requests
 
 

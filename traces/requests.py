@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 from tridentserve.errors import ConfigError, TraceError
+from tridentserve.requests import Quality
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class TraceRequest:
     fps: float | None = None
     model: str | None = None
     guidance_scale: float | None = None
+    quality: Quality | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,18 @@ class Number:
         return int(value)
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of some texts."""
+
+    choices: tuple[str, ...]
+
+    def check(self, name: str, value: object) -> str:
+        if value not in self.choices:
+            raise TraceError(f"{name} must be one of {', '.join(self.choices)}, not {quote(value)}")
+        return str(value)
+
+
 class RequestId(Text):
     """A text, or a whole number as in the published traces."""
 
@@ -94,7 +108,7 @@ _SIZE = Number(1, 65536, whole=True)
 _UNIX_HINT = " (seconds from the start of the trace, not a date)"
 
 # The order is that of the published traces; it is the order of the columns that we write.
-REQUIRED: dict[str, Text | Number] = {
+REQUIRED: dict[str, Text | Number | Choice] = {
     "request_id": RequestId(),
     "timestamp": Number(0, 1e9, hint=_UNIX_HINT),
     "height": _SIZE,
@@ -104,12 +118,13 @@ REQUIRED: dict[str, Text | Number] = {
     "negative_prompt": Text(may_be_blank=True),
     "num_inference_steps": Number(1, 10_000, whole=True),
 }
-OPTIONAL: dict[str, Text | Number] = {
+OPTIONAL: dict[str, Text | Number | Choice] = {
     "slo_ms": Number(0, 1e12, above=True),
     "seed": Number(0, 2**63 - 1, whole=True),
     "fps": Number(0, 1e6, above=True),
     "model": Text(),
     "guidance_scale": Number(0, 1e6),
+    "quality": Choice(get_args(Quality)),
 }
 FIELDS = REQUIRED | OPTIONAL
 

@@ -35,7 +35,8 @@ def make_arrivals(
             raise ConfigError(f"the model {name!r} is not profiled; choose one with --model ({known}), or profile it")
         shape = Shape(request.height, request.width, request.num_frames)
         slo_s = None if request.slo_ms is None else request.slo_ms / 1000
-        spec = RequestSpec(request.request_id, name, shape, request.num_inference_steps, slo_s=slo_s)
+        quality = request.quality or "exact"
+        spec = RequestSpec(request.request_id, name, shape, request.num_inference_steps, slo_s=slo_s, quality=quality)
         arrivals.append((request.timestamp_s / speed, spec))
     return arrivals
 

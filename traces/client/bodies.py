@@ -28,6 +28,7 @@ def build_body(request: TraceRequest, model: Served, service_request_id: str) ->
         "size": f"{request.width}x{request.height}",
         "num_inference_steps": request.num_inference_steps,
         "guidance_scale": request.guidance_scale,
+        "quality": request.quality,
         "seed": request.seed,
         "slo_ms": request.slo_ms,
         "request_id": service_request_id,

@@ -30,7 +30,7 @@ def request(index: int = 0, timestamp_s: float = 0.0) -> TraceRequest:
 
 async def test_the_body_says_what_the_trace_says(service: ImageService) -> None:
     plain = replace(request(), seed=None)
-    full = replace(request(1), negative_prompt="blurry", slo_ms=900.0, guidance_scale=3.5, fps=16.0)
+    full = replace(request(1), negative_prompt="blurry", slo_ms=900.0, guidance_scale=3.5, fps=16.0, quality="fast")
     results = await replay([plain, full], service.url + "/")
     bodies = {body["request_id"]: body for body in service.bodies}
     common = {
@@ -42,7 +42,7 @@ async def test_the_body_says_what_the_trace_says(service: ImageService) -> None:
     }
     ids = [result.service_request_id for result in results]
     assert bodies[ids[0]] == {**common, "request_id": ids[0]}
-    extras = {"negative_prompt": "blurry", "seed": 1, "slo_ms": 900.0, "guidance_scale": 3.5}
+    extras = {"negative_prompt": "blurry", "seed": 1, "slo_ms": 900.0, "guidance_scale": 3.5, "quality": "fast"}
     assert bodies[ids[1]] == {**common, **extras, "request_id": ids[1]}
     assert ids[0].endswith("-0-r0")
     again = await replay([plain], service.url)

@@ -39,10 +39,11 @@ def test_both_formats_are_distinguished_by_content(tmp_path: Path, text: str) ->
 
 def test_optional_fields_and_columns_in_any_order(tmp_path: Path) -> None:
     full = replace(REQUEST, slo_ms=1500.0, seed=7, fps=16.0, model="tiny-sd3", guidance_scale=0.0)
-    line = LINE[:-1] + ", slo_ms=1500, seed=7.0, fps=16, model='tiny-sd3', guidance_scale=0)"
+    full = replace(full, quality="fast")
+    line = LINE[:-1] + ", slo_ms=1500, seed=7.0, fps=16, model='tiny-sd3', guidance_scale=0, quality='fast')"
     assert read_trace(write(tmp_path, line)) == [full]
-    table = f"\ufeff# ours\nmodel,seed,slo_ms,guidance_scale,fps,{HEADER.replace('timestamp', 'timestamp_s')}\n"
-    rows = f"tiny-sd3,7.0,1.5e3,0,16,{ROW}\n,,,,,{ROW.replace('0,', '1,', 1)}\n"
+    table = f"\ufeff# ours\nmodel,seed,slo_ms,quality,guidance_scale,fps,{HEADER.replace('timestamp', 'timestamp_s')}\n"
+    rows = f"tiny-sd3,7.0,1.5e3,fast,0,16,{ROW}\n,,,,,,{ROW.replace('0,', '1,', 1)}\n"
     assert read_trace(write(tmp_path, table + rows)) == [full, replace(REQUEST, request_id="1")]
 
 
@@ -99,7 +100,9 @@ GOOD = {"request_id": 1, "timestamp": 1.0, "height": 64, "width": 64, "num_frame
 
 def bad_values(rng: random.Random) -> tuple[str, str, str]:
     """A field, the source text of a value that is wrong for it, and what the error must speak of."""
-    number = rng.choice([name for name in (*REQUIRED, *OPTIONAL) if "prompt" not in name and name != "model"])
+    number = rng.choice(
+        [name for name in (*REQUIRED, *OPTIONAL) if "prompt" not in name and name not in ("model", "quality")]
+    )
     whole = rng.choice(WHOLE)
     huge = rng.choice(["9" * 30, "1e30", "9" * 5000])
     return rng.choice(
@@ -110,6 +113,7 @@ def bad_values(rng: random.Random) -> tuple[str, str, str]:
             (whole, f"{rng.randint(1, 99)}.5", "whole"),
             (whole, huge, ""),
             (rng.choice(["slo_ms", "fps"]), "0", "above 0"),
+            ("quality", repr(rng.choice(["best", "", "Fast"])), "one of exact, high, fast"),
             ("timestamp", f"17{rng.randint(10**7, 10**8 - 1)}.5", "start of the trace"),
         ]
     )
@@ -177,7 +181,7 @@ def malformed_row(rng: random.Random) -> tuple[str, str]:
 def test_1000_malformed_rows_are_each_reported_with_their_line(tmp_path: Path, kind: str) -> None:
     rng = random.Random(20251002)
     good_lines = [LINE.replace("request_id=0", f"request_id={100 + row}") for row in range(5)]
-    good_rows = [f"{ROW.replace('0,', f'{100 + row},', 1)},,,,," for row in range(5)]
+    good_rows = [ROW.replace("0,", f"{100 + row},", 1) + "," * len(OPTIONAL) for row in range(5)]
     for _ in range(500):
         place = rng.randint(1, 5)  # never first: that decides the format
         broken, message = malformed_line(rng) if kind == "lines" else malformed_row(rng)
@@ -230,6 +234,7 @@ REQUESTS = st.builds(
     fps=st.none() | number(0, 1e6, above=True),
     model=st.none() | TEXT,
     guidance_scale=st.none() | number(0, 1e6),
+    quality=st.sampled_from([None, "exact", "high", "fast"]),
 )
 
 
