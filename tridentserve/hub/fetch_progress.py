@@ -1,0 +1,58 @@
+"""Tells the log how far a fetch of many files has come."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+
+from tridentserve.hub.download import HubFile
+
+_EVERY_S = 10.0
+_GB = 1e9
+
+logger = logging.getLogger(__name__)
+
+
+class FetchProgress:
+    """Files come in several threads. One line at the beginning, one every few seconds, and one at the end; of a fetch
+    that has nothing to bring, none."""
+
+    def __init__(self, what: str, files: Sequence[HubFile]) -> None:
+        self._what = what
+        self._total_bytes = sum(file.size_bytes for file in files)
+        self._num_files = len(files)
+        self._came_bytes = self._num_ended = 0
+        self._lock = threading.Lock()
+        self._began_s = self._told_s = time.monotonic()
+        if files:
+            logger.info("fetching %d files of %s, %.2f GB", len(files), what, self._total_bytes / _GB)
+
+    def note(self, num_bytes: int) -> None:
+        """So many bytes have come; less than zero when some have to come again."""
+        with self._lock:
+            self._came_bytes += num_bytes
+            now_s = time.monotonic()
+            if now_s - self._told_s < _EVERY_S:
+                return
+            self._told_s = now_s
+            self._tell(now_s)
+
+    def end_file(self) -> None:
+        """One more file is complete and verified."""
+        with self._lock:
+            self._num_ended += 1
+            if self._num_ended == self._num_files:
+                self._tell(time.monotonic())
+
+    def _tell(self, now_s: float) -> None:
+        logger.info(
+            "%s: %d of %d files, %.2f of %.2f GB after %.0f s",
+            self._what,
+            self._num_ended,
+            self._num_files,
+            self._came_bytes / _GB,
+            self._total_bytes / _GB,
+            now_s - self._began_s,
+        )
