@@ -26,7 +26,8 @@ logger = logging.getLogger(__name__)
 
 
 class HubModels:
-    """What a service has fetched. A branch is resolved to its commit once, and stays there until the service ends."""
+    """The models that a service has fetched. A branch is resolved to its commit once, and stays there until the service
+    ends."""
 
     def __init__(self, nodes: Collection[str]) -> None:
         """`nodes`: Ray's ids of the nodes of the workers."""
@@ -77,7 +78,7 @@ async def _run_fetch(node_id: str, model: HubModel, cache: Path | None) -> HubSn
         fetched: HubSnapshot = await task.remote(model, cache)
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, ModelFolderError):
-            raise error.cause from None
+            raise ModelFolderError(f"{error.cause} (on the node {node_id})") from None
         raise
     return fetched
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,10 @@ from huggingface_hub import constants
 from tests.hub.conftest import CLUTTER, MODEL_ID
 from tests.support.hub_server import COMMIT, HubServer
 from tridentserve.errors import ModelFolderError
+from tridentserve.hub import fetch_progress
 from tridentserve.hub.cached import find_cached
+from tridentserve.hub.download import HubFile
+from tridentserve.hub.fetch_progress import FetchProgress
 from tridentserve.hub.fetching import fetch_to_cache, fetch_to_folder
 from tridentserve.hub.hub_model import HubModel
 from tridentserve.models.model_folder import stage_weights_bytes
@@ -39,6 +43,30 @@ def test_the_second_fetch_asks_for_the_commit_only(hub: HubServer) -> None:
     hub.requests.clear()
     fetch_to_cache(HubModel(MODEL_ID, COMMIT))
     assert not hub.requests
+
+
+def test_processes_of_a_node_fetch_once(hub: HubServer) -> None:
+    with ThreadPoolExecutor(3) as pool:  # the lock is one of files, whoever holds it
+        folders = {snapshot.folder for snapshot in pool.map(fetch_to_cache, [MODEL] * 3)}
+    assert len(folders) == 1
+    assert hub.downloads_of(LARGE) == [""]
+
+
+def test_the_log_says_how_far_a_fetch_has_come(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch_progress, "_EVERY_S", 0.0)
+    with caplog.at_level(logging.INFO):
+        progress = FetchProgress("lab/model@main", [HubFile("a", 2_000_000_000, ""), HubFile("b", 500_000_000, "")])
+        progress.note(1_000_000_000)
+        progress.end_file()
+        progress.end_file()
+    told = [record.getMessage().partition(" after ")[0] for record in caplog.records]
+    assert told == [
+        "fetching lab/model@main: 2.50 GB, number of files: 2",
+        "lab/model@main: 0 of 2 files, 1.00 of 2.50 GB",
+        "lab/model@main: 2 of 2 files, 1.00 of 2.50 GB",
+    ]
 
 
 def test_offline_nothing_is_asked(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:

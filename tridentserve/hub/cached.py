@@ -1,5 +1,5 @@
-"""What lies in the hub's cache on this machine, without a request: the folder of a model, and the mark that says that
-all of it is there and was compared with its hashes.
+"""The models that lie in the hub's cache on this machine, found without a request: the folder of each, and the mark
+that says that all of it is there and was compared with its hashes.
 
 The layout of the cache is huggingface_hub's: `blobs` has each file under its hash, `snapshots` a folder of links for
 each commit, `refs` the last commit known of each branch. The mark has the size and the time of each file, so that a

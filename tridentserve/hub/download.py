@@ -21,8 +21,8 @@ from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
 from tridentserve.errors import ModelFolderError
 
-# A download is given up after so many failures in a row that brought no byte.
-_MAX_FAILURES = 5
+# A download is given up after so many tries in a row that brought no byte.
+_MAX_FAILED_TRIES = 5
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0
 _CHUNK_BYTES = 4 << 20
 _PARTIAL = ".partial"
@@ -76,7 +76,7 @@ def compute_digest(path: Path, like: str) -> str:
 
 
 def _receive_all(url: str, file: HubFile, partial: Path, note: Callable[[int], None]) -> None:
-    failures = 0
+    failed_tries = 0
     while (began_at := partial.stat().st_size) != file.size_bytes:
         if began_at > file.size_bytes:  # the rest of something else
             os.truncate(partial, 0)
@@ -94,14 +94,14 @@ def _receive_all(url: str, file: HubFile, partial: Path, note: Callable[[int], N
         came = partial.stat().st_size
         if came == file.size_bytes:
             return
-        failures = 1 if came > began_at else failures + 1
-        if failures >= _MAX_FAILURES:
+        failed_tries = 1 if came > began_at else failed_tries + 1
+        if failed_tries >= _MAX_FAILED_TRIES:
             raise ModelFolderError(
                 f"{file.name} could not be fetched from {url}: after {came} of {file.size_bytes} bytes {reason}, "
-                f"{failures} times in a row; try again, it goes on from there"
+                f"{failed_tries} times in a row; try again, it goes on from there"
             )
         logger.warning("%s: cut after %d of %d bytes (%s); going on", file.name, came, file.size_bytes, reason)
-        time.sleep(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (failures - 1)))
+        time.sleep(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (failed_tries - 1)))
 
 
 def _receive(url: str, offset: int, partial: Path, note: Callable[[int], None]) -> None:

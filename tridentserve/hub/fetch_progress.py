@@ -10,14 +10,16 @@ from collections.abc import Sequence
 from tridentserve.hub.download import HubFile
 
 _EVERY_S = 10.0
+# Fewer bytes come in a moment, and the log says nothing of them.
+_QUIET_BYTES = 50_000_000
 _GB = 1e9
 
 logger = logging.getLogger(__name__)
 
 
 class FetchProgress:
-    """Files come in several threads. One line at the beginning, one every few seconds, and one at the end; of a fetch
-    that has nothing to bring, none."""
+    """Files come in several threads. One line at the beginning, one every few seconds, and one at the end; of little,
+    none."""
 
     def __init__(self, what: str, files: Sequence[HubFile]) -> None:
         self._what = what
@@ -26,8 +28,9 @@ class FetchProgress:
         self._came_bytes = self._num_ended = 0
         self._lock = threading.Lock()
         self._began_s = self._told_s = time.monotonic()
-        if files:
-            logger.info("fetching %d files of %s, %.2f GB", len(files), what, self._total_bytes / _GB)
+        self._is_quiet = self._total_bytes < _QUIET_BYTES
+        if not self._is_quiet:
+            logger.info("fetching %s: %.2f GB, number of files: %d", what, self._total_bytes / _GB, len(files))
 
     def note(self, num_bytes: int) -> None:
         """So many bytes have come; less than zero when some have to come again."""
@@ -47,6 +50,8 @@ class FetchProgress:
                 self._tell(time.monotonic())
 
     def _tell(self, now_s: float) -> None:
+        if self._is_quiet:
+            return
         logger.info(
             "%s: %d of %d files, %.2f of %.2f GB after %.0f s",
             self._what,

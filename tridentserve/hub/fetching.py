@@ -51,7 +51,7 @@ _CONNECTIONS = 8
 logger = logging.getLogger(__name__)
 
 # Puts files of the repository into the folder in which they are read.
-_Place = Callable[[Sequence[HubFile]], None]
+_PutFiles = Callable[[Sequence[HubFile]], None]
 
 
 def fetch_to_cache(model: HubModel, cache: Path | None = None) -> HubSnapshot:
@@ -74,7 +74,6 @@ def fetch_to_folder(model: HubModel, folder: Path) -> HubModel:
     """Bring a model into a folder of its own, and return it pinned. What an earlier try has left there is compared
     with its hash and kept. Raises `ModelFolderError`, which says what to do."""
     disable_progress_bars()
-    folder.mkdir(parents=True, exist_ok=True)
     with _explain_errors(model):
         pinned = _resolve(model, get_cache())
 
@@ -124,7 +123,7 @@ def _fetch_snapshot(snapshot: HubSnapshot) -> Sequence[str]:
     return files.settings + files.weights
 
 
-def _fetch(pinned: HubModel, folder: Path, place: _Place) -> ModelFiles:
+def _fetch(pinned: HubModel, folder: Path, place: _PutFiles) -> ModelFiles:
     listing = {
         entry.path: HubFile(entry.path, entry.size, entry.lfs.sha256 if entry.lfs else entry.blob_id)
         for entry in HfApi().list_repo_tree(pinned.model_id, recursive=True, revision=pinned.revision)
