@@ -35,6 +35,9 @@ def main() -> int:
     except ModelFolderError as error:
         print(f"fetch_model: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("fetch_model: ended; the next call goes on from there", file=sys.stderr)
+        return 130
     print("Write in the configuration:\n    models:")
     name = model.model_id.partition("/")[2]
     if arguments.to is None:

@@ -79,6 +79,8 @@ def _fetch_models(path: Path) -> bool:
             fetch_to_cache(model)
     except ModelFolderError as error:
         problems = [str(error)]
+    except KeyboardInterrupt:
+        problems = ["Ended while models were fetched; the next start goes on from there."]
     else:
         problems = check_config(path)
     print(*problems, sep="\n", end="\n" if problems else "", file=sys.stderr)

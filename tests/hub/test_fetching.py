@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -67,6 +67,13 @@ def test_the_log_says_how_far_a_fetch_has_come(
         "lab/model@main: 0 of 2 files, 1.00 of 2.50 GB",
         "lab/model@main: 2 of 2 files, 1.00 of 2.50 GB",
     ]
+
+
+def test_a_fetch_that_is_stopped_ends_its_downloads() -> None:
+    progress = FetchProgress("lab/model@main", [HubFile("a", 1, "")])
+    progress.stop()
+    with pytest.raises(CancelledError):
+        progress.note(1)
 
 
 def test_offline_nothing_is_asked(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:

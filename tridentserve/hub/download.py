@@ -21,7 +21,7 @@ from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
 from tridentserve.errors import ModelFolderError
 
-# A download is given up after so many tries in a row that brought no byte.
+# A download is given up after so many tries in a row of which none brought a byte.
 _MAX_FAILED_TRIES = 5
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0
 _CHUNK_BYTES = 4 << 20

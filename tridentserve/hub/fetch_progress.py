@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import CancelledError
 
 from tridentserve.hub.download import HubFile
 
@@ -27,20 +28,28 @@ class FetchProgress:
         self._num_files = len(files)
         self._came_bytes = self._num_ended = 0
         self._lock = threading.Lock()
+        self._is_stopped = False
         self._began_s = self._told_s = time.monotonic()
         self._is_quiet = self._total_bytes < _QUIET_BYTES
         if not self._is_quiet:
             logger.info("fetching %s: %.2f GB, number of files: %d", what, self._total_bytes / _GB, len(files))
 
     def note(self, num_bytes: int) -> None:
-        """So many bytes have come; less than zero when some have to come again."""
+        """So many bytes have come; less than zero when some have to come again. Raises `CancelledError` once the fetch
+        has been stopped, so that the download ends."""
         with self._lock:
+            if self._is_stopped:
+                raise CancelledError
             self._came_bytes += num_bytes
             now_s = time.monotonic()
             if now_s - self._told_s < _EVERY_S:
                 return
             self._told_s = now_s
             self._tell(now_s)
+
+    def stop(self) -> None:
+        """End the downloads under way when their next bytes come."""
+        self._is_stopped = True
 
     def end_file(self) -> None:
         """One more file is complete and verified."""

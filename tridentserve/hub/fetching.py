@@ -11,7 +11,7 @@ import glob
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -155,8 +155,13 @@ def _download_all(pinned: HubModel, files: Sequence[HubFile], find_target: Calla
         progress.end_file()
 
     with ThreadPoolExecutor(_CONNECTIONS) as pool:
-        for _ in pool.map(fetch, absent):
-            pass
+        try:
+            for ended in as_completed([pool.submit(fetch, file) for file in absent]):
+                ended.result()
+        except BaseException:  # Ctrl-C too: nobody waits for the rest of gigabytes
+            progress.stop()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def _is_there(path: Path, file: HubFile) -> bool:
