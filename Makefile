@@ -13,8 +13,9 @@ FUZZ_MINUTES ?= 30
 SEED ?=
 BIN := .venv/bin
 
-# Nothing is reported home. (Nothing is fetched at run time either: tridentserve/pipelines sees to that, and other
-# programs, such as AIPerf, do not work when they are told that they are offline.)
+# Nothing is reported home. (Nothing is fetched either but models of the hub that the configuration names:
+# tridentserve/pipelines sees to that, and other programs, such as AIPerf, do not work when they are told that they are
+# offline.)
 export RAY_USAGE_STATS_ENABLED := 0
 # The proxy notices a dead replica in seconds (the default takes over 20).
 export RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S ?= 1

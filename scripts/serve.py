@@ -22,8 +22,10 @@ from ray.serve.schema import HTTPOptionsSchema, ServeDeploySchema
 
 from deployments.config.file import read_args
 from deployments.models.served import ServedModel, build_served_models
+from deployments.replica_logs import prepare_logs
 from deployments.serve.ingress import find_free_ports, list_ingress_settings
 from deployments.validation.serve_file import check_config, is_ours
+from tridentserve.errors import ModelFolderError
 
 # The time that `serve run` has to end, and after its end the processes that it started.
 _STOP_S, _LEFT_BEHIND_S = 30.0, 10.0
@@ -56,8 +58,33 @@ def main() -> int:
             file=sys.stderr,
         )
         return 1
+    if not _fetch_models(path):
+        return 1
     model = next(iter(build_served_models(read_args(path).models).values()))
     return _serve(path, _build_url(host, config.http_options.port, app.route_prefix), model)
+
+
+def _fetch_models(path: Path) -> bool:
+    """Fetch the models of the hub to this machine, so that what is wrong with them shows before anything is started;
+    the service brings them to other nodes. The result is False when the configuration does not fit them."""
+    wanted = [model.hub_model for model in read_args(path).models if model.hub_model is not None]
+    if not wanted:
+        return True
+    # Imported here: other configurations need nothing of huggingface_hub.
+    from tridentserve.hub.fetching import fetch_to_cache
+
+    prepare_logs()
+    try:
+        for model in dict.fromkeys(wanted):
+            fetch_to_cache(model)
+    except ModelFolderError as error:
+        problems = [str(error)]
+    except KeyboardInterrupt:
+        problems = ["Ended while models were fetched; the next start goes on from there."]
+    else:
+        problems = check_config(path)
+    print(*problems, sep="\n", end="\n" if problems else "", file=sys.stderr)
+    return not problems
 
 
 def _choose_host(http: HTTPOptionsSchema) -> str:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, PlainValidator, model_validator
 
-from deployments.config.base import Args, LocalPath, Name, make_config_error, make_option
+from deployments.config.base import Args, Name, make_absolute, make_config_error, make_option
 from tridentserve.byte_sizes import MIB
+from tridentserve.hub.hub_model import DEFAULT_REVISION, HubModel, is_hub_id
 from tridentserve.models.families import FAMILIES
 from tridentserve.models.kernels import Attention, Kernels
 from tridentserve.models.model_folder import find_shipped_model, list_shipped_models
@@ -18,7 +18,6 @@ from tridentserve.models.step_cache import StepCache
 from tridentserve.requests import Quality
 from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _TINY_IMAGES = {"max_side": 1024, "max_pixels": 1024 * 1024}
 _TINY_VIDEOS = {"max_side": 256, "max_pixels": 128 * 128, "max_frames": 33, "max_pixel_frames": 128 * 128 * 17}
 # Most frames per second that a video may have.
@@ -84,27 +83,32 @@ class RequestDefaults(Args):
     )
 
 
-def _refuse_hub_id(value: Any) -> Any:
-    """A relative path that looks like an id of the Hugging Face hub and is no folder here."""
-    if isinstance(value, str) and _HUB_ID.fullmatch(value) and not Path(value).is_dir():
-        raise make_config_error(
-            "",
-            f"{value!r} is no folder here, and nothing is fetched at run time. If it is an id of the Hugging Face hub, "
-            f"`hf download {value} --local-dir FOLDER` fetches it once; then name that folder",
-        )
-    return value
+def _locate(value: Any) -> Path | str:
+    """The absolute path of a folder; an id of the hub, which is no folder here, stays a text."""
+    if not isinstance(value, Path | str):
+        raise make_config_error("", "name a folder, or a model of the hub by its id")
+    is_of_hub = isinstance(value, str) and is_hub_id(value) and not Path(value).is_dir()
+    return value if is_of_hub else make_absolute(Path(value))
 
 
 class ModelArgs(Args):
-    """One model. Exactly one of `path` (a model folder), `shipped` (a model that lies in the package) and `tiny` (a
-    family; made at first start) is given."""
+    """One model. Exactly one of `path` (a model folder, or a model of the hub), `shipped` (a model that lies in the
+    package) and `tiny` (a family; made at first start) is given."""
 
     name: Name = Field(
         description="Name under which requests ask for the model: letters, digits and `. _ -`, with at most one `/`."
     )
-    path: Annotated[LocalPath | None, BeforeValidator(_refuse_hub_id)] = Field(
+    path: Annotated[Path | str, PlainValidator(_locate, json_schema_input_type=str)] | None = Field(
         default=None,
-        description="Model folder as diffusers saves it. Exactly one of `path`, `shipped` and `tiny` is given.",
+        description="Model folder as diffusers saves it, or the id of a model of the Hugging Face hub, such as "
+        "`black-forest-labs/FLUX.1-schnell`, which is fetched at the first start. Exactly one of `path`, `shipped` and "
+        "`tiny` is given.",
+    )
+    revision: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Branch, tag or commit of a model of the hub; without it the branch "
+        f"`{DEFAULT_REVISION}`. The service finds out its commit once, and stays with it until it is restarted.",
     )
     shipped: str | None = Field(
         default=None,
@@ -164,8 +168,11 @@ class ModelArgs(Args):
         if sum(source is not None for source in (self.path, self.shipped, self.tiny)) != 1:
             raise make_config_error(
                 "path",
-                "give exactly one of `path` (a model folder), `shipped` (one in the package) and `tiny` (a family)",
+                "give exactly one of `path` (a model folder or a model of the hub), `shipped` (one in the package) and "
+                "`tiny` (a family)",
             )
+        if self.revision is not None and self.hub_model is None:
+            raise make_config_error("revision", "only models of the hub have revisions, and `path` is no id of one")
         if self.shipped is not None and self.shipped not in list_shipped_models():
             raise make_config_error(
                 "shipped", f"no such model is shipped; there are {', '.join(list_shipped_models())}"
@@ -174,12 +181,40 @@ class ModelArgs(Args):
             raise make_config_error("tiny", f"unknown family; there are {', '.join(sorted(FAMILIES))}")
         return self
 
+    @model_validator(mode="after")
+    def _check_hub_id(self) -> ModelArgs:
+        """A misspelt folder must not be looked for in the network."""
+        owner, _, name = str(self.path).partition("/")
+        if self.hub_model is not None and self.revision is None and Path(owner).is_dir():
+            raise make_config_error(
+                "path",
+                f"there is a folder {owner!r} here, but no {name!r} in it; correct the path, or give `revision: "
+                f"{DEFAULT_REVISION}` too if a model of the hub is meant",
+            )
+        return self
+
+    @property
+    def hub_model(self) -> HubModel | None:
+        """The model of the hub that `path` names; None where it names none."""
+        return HubModel(self.path, self.revision or DEFAULT_REVISION) if isinstance(self.path, str) else None
+
     @property
     def folder(self) -> Path | None:
-        """The model folder, given or shipped; None for a tiny model, whose folder is made at the first start."""
+        """The model folder, given or shipped. None for one that the start makes or fetches: of a tiny model, and of a
+        model of the hub that is not in the hub's cache here."""
         if self.shipped is not None:
             return find_shipped_model(self.shipped)
+        if self.hub_model is not None:
+            # Imported here: the other models need nothing of huggingface_hub.
+            from tridentserve.hub.cached import find_cached
+
+            return find_cached(self.hub_model)
         return None if self.path is None else Path(self.path)
+
+    @property
+    def is_unfetched(self) -> bool:
+        """True for a model of the hub of which nothing is known here before it is fetched."""
+        return self.hub_model is not None and self.folder is None
 
     @model_validator(mode="before")
     @classmethod

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
 from deployments.assembly.profiles import add_models, load_served_tables
@@ -38,14 +38,17 @@ class ModelReconciler:
         times: CostModel,
         specs: Sequence[WorkerSpec],
         placement: PlacementPlan,
+        fetch: Callable[[AppArgs], Awaitable[AppArgs]],
     ) -> None:
-        """The service has been started with `args` and `placement`. Raises `ModelFolderError`."""
+        """The service has been started with `args` and `placement`. `fetch` brings models of the hub to the nodes, and
+        puts their folders into a configuration. Raises `ModelFolderError`."""
         self._in_force = self._wanted = args
         self._changes = changes
         self._times = times  # belongs to the scheduler's thread
         self._planning_times = times  # a snapshot replaces it before anything is planned
         self._specs = specs
         self._first_placement = placement
+        self._fetch = fetch
         self._known = {model.name: build_known_model(args, model, "serving") for model in args.models}
         # The names of models that return with other weights, and the sources of those that have host copies already.
         self._returning: list[str] = []
@@ -101,6 +104,7 @@ class ModelReconciler:
             self.refuse([f"models: {type(error).__name__}: {error}"])
 
     async def _apply(self, args: AppArgs) -> None:
+        args = await self._fetch(args)
         if problems := await asyncio.to_thread(find_refusals, args, self._in_force):
             self.refuse(problems)
             return

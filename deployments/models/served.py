@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil, isqrt, sqrt
-from pathlib import Path
 from typing import Any
 
 from deployments.config.models import Limits, ModelArgs, RequestDefaults
+from tridentserve.errors import ModelFolderError
 from tridentserve.models.families import FAMILIES
 from tridentserve.models.family import Family
 from tridentserve.models.lora_files import list_loras
@@ -209,7 +209,11 @@ def _has_two_experts(model: ModelArgs) -> bool:
 
 def find_family(model: ModelArgs) -> Family:
     """The family of a model, read from its `model_index.json` unless it is a tiny one. Raises `ModelFolderError`."""
-    return FAMILIES[model.tiny] if model.tiny is not None else detect_family(model.folder or Path())
+    if model.tiny is not None:
+        return FAMILIES[model.tiny]
+    if model.folder is None:
+        raise ModelFolderError(f"{model.hub_model} is not on this machine yet; the start of the service fetches it")
+    return detect_family(model.folder)
 
 
 def _estimate_tokens(shape: Shape) -> float:

@@ -18,6 +18,7 @@ from deployments.assembly.profiles import make_cost_model
 from deployments.assembly.workers import make_worker_configs
 from deployments.config.app import AppArgs
 from deployments.model_updates.reconciler import ModelReconciler
+from deployments.models.hub_models import HubModels
 from deployments.models.sources import find_model_source
 from tridentserve.engine.live.engine import LiveEngine
 from tridentserve.engine.live.messages import ModelSource
@@ -32,6 +33,8 @@ async def start_engine(args: AppArgs, gpus_per_worker: float, prefix: str = "") 
     for a configuration that cannot work."""
     group = _require_placement_group(args)
     bundles, nodes = _order_bundles(group)
+    hub = HubModels(frozenset(nodes))
+    args = await hub.fetch(args)
     specs = list_workers(args, nodes, prefix)
     times = make_cost_model(args)
     planners, options = assemble_service(args, times, specs), make_service_options(args)
@@ -54,7 +57,7 @@ async def start_engine(args: AppArgs, gpus_per_worker: float, prefix: str = "") 
         times.build_memory_table(),
     )
     await engine.start()
-    return engine, ModelReconciler(args, engine.models, times, specs, placement)
+    return engine, ModelReconciler(args, engine.models, times, specs, placement, hub.fetch)
 
 
 def _require_placement_group(args: AppArgs) -> PlacementGroup:

@@ -114,7 +114,7 @@ def _makes_videos(model: ModelArgs) -> bool:
     try:
         return find_family(model).frame_multiple is not None
     except ModelFolderError:  # the Scheduler reports a model folder that cannot be read
-        return False
+        return model.is_unfetched  # what it makes is known when it is there
 
 
 def make_videos_deployment() -> serve.Deployment:

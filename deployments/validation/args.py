@@ -33,7 +33,7 @@ _ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
 def check_args(args: Mapping[str, Any], key: str = "args", readable: bool = True) -> list[str]:
     """The problems of the `args:` of one application, each beginning with the path of the key. Model folders and
     profile tables are read, weights are not; without `readable` not even these, as others stand for them. Nothing is
-    written."""
+    written or fetched: of models of the hub, those are read that are in its cache."""
     try:
         parsed = AppArgs.model_validate(args)
     except ValidationError as error:
@@ -61,6 +61,8 @@ def check_parsed_args(parsed: AppArgs) -> list[str]:
     weights: dict[str, Mapping[Stage, int]] = {}
     models: dict[str, ServedModel] = {}
     for index, model in enumerate(parsed.models):
+        if model.is_unfetched:
+            continue
         try:
             models[model.name] = build_served_model(model)
             if model.folder is not None:

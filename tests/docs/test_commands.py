@@ -59,6 +59,7 @@ SCRIPTS_NOT_RUN = {
     "scripts/compare_simulation.py": "needs a running service; runs in `tests/e2e/test_quick_runs.py`",
     "scripts/evaluate.py": NEEDS_LONG,
     "scripts/explain.py": "needs a log of a service; runs in `tests/e2e/test_service.py`",
+    "scripts/fetch_model.py": "asks the Hugging Face hub; runs in `tests/hub/test_fetch_script.py`",
     "scripts/judge.py": NEEDS_HOURS,
     "scripts/judge_service.py": NEEDS_LONG,
     "scripts/make_tiny_models.py": "makes models of all families in the cache; tests of the families make them too",

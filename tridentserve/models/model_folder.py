@@ -22,7 +22,7 @@ from tridentserve.stages import Stage
 MODEL_INDEX = "model_index.json"
 # The models that lie in this package with their weights, so that a service draws without any download.
 _SHIPPED = Path(__file__).parent / "shipped"
-_INDEX_SUFFIX = ".safetensors.index.json"
+INDEX_SUFFIX = ".safetensors.index.json"
 # The file name without its ending that each library gives to the weights of a component.
 _WEIGHT_NAMES = {"diffusers": "diffusion_pytorch_model", "transformers": "model"}
 _WITHOUT_WEIGHTS = ("tokenizer", "image_processor", "feature_extractor", "scheduler", "guider")
@@ -68,6 +68,17 @@ def detect_family(folder: Path) -> Family:
     Raises `ModelFolderError` when the folder has no model_index.json, when its pipeline class is not supported, or when
     a config that determines the multiple is missing or makes no sense.
     """
+    family = read_family(folder)
+    if not family.size_factors:
+        return family
+    return replace(
+        family, size_multiple=math.prod(_read_size_factor(folder, *factor) for factor in family.size_factors)
+    )
+
+
+def read_family(folder: Path) -> Family:
+    """The family by model_index.json alone, with the `size_multiple` that most of its models have. Raises
+    `ModelFolderError`."""
     class_name = str(read_json(folder / MODEL_INDEX).get("_class_name"))
     family = find_family(class_name)
     if family is None:
@@ -76,11 +87,7 @@ def detect_family(folder: Path) -> Family:
             f"{folder / MODEL_INDEX} names the pipeline class {class_name!r}, which is not supported; "
             f"use a folder of one of: {supported}"
         )
-    if not family.size_factors:
-        return family
-    return replace(
-        family, size_multiple=math.prod(_read_size_factor(folder, *factor) for factor in family.size_factors)
-    )
+    return family
 
 
 def _read_size_factor(folder: Path, component: str, key: str, default: int) -> int:
@@ -148,6 +155,12 @@ def _check_denoising(
         )
 
 
+def find_weights_stem(component: str, library: str) -> str | None:
+    """The name without endings of the safetensors files of a component. None for one without weights, which only its
+    name tells from a model, since both libraries have both."""
+    return None if component.startswith(_WITHOUT_WEIGHTS) else _WEIGHT_NAMES.get(library)
+
+
 def list_weight_files(folder: Path, component: str, library: str) -> tuple[Path, ...]:
     """The safetensors files of a component, in order. Components without weights (tokenizers, schedulers) have none.
 
@@ -156,11 +169,10 @@ def list_weight_files(folder: Path, component: str, library: str) -> tuple[Path,
     base = folder / component
     if not base.is_dir():
         raise ModelFolderError(f"{base} is missing although {folder / MODEL_INDEX} lists it; copy the whole folder")
-    # Only the name tells tokenizers and schedulers from models, since both libraries have both.
-    if component.startswith(_WITHOUT_WEIGHTS):
+    stem = find_weights_stem(component, library)
+    if stem is None:
         return ()
-    stem = _WEIGHT_NAMES[library]
-    single, index = base / f"{stem}.safetensors", base / f"{stem}{_INDEX_SUFFIX}"
+    single, index = base / f"{stem}.safetensors", base / f"{stem}{INDEX_SUFFIX}"
     if index.is_file():
         return _list_shards(index)
     if not single.is_file():

@@ -6,8 +6,9 @@ diffusers.
 
 import os
 
-# The libraries read these variables when they are imported. Models come from local directories, so no library needs the
-# hub; and every worker would print a warning that image processors, which no pipeline here uses, need torchvision.
+# The libraries read these variables when they are imported. Models come from local directories (those of the hub are
+# brought there by `tridentserve.hub`, in other processes), so no library needs the hub; and every worker would print a
+# warning that image processors, which no pipeline here uses, need torchvision.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 

@@ -10,6 +10,8 @@ from pydantic import ValidationError
 
 from deployments.config.app import AppArgs
 from deployments.config.base import describe_problems
+from deployments.config.models import ModelArgs
+from tridentserve.hub.hub_model import HubModel
 from tridentserve.models.cache import CACHE_ENV
 from tridentserve.stages import PlacementType
 
@@ -67,6 +69,26 @@ def test_paths_are_absolute_and_know_the_home_directory() -> None:
     assert args.decision_log == Path.home() / "log"
 
 
+def test_a_path_is_a_folder_or_an_id_of_the_hub() -> None:
+    paths = ["some-lab/some-model", "tests/deployments", "./some-lab/some-model", "~/lab/model", "/lab/model"]
+    models = [ModelArgs(name="m", path=path) for path in paths]
+    assert [model.path for model in models] == [
+        "some-lab/some-model",
+        Path.cwd() / "tests" / "deployments",
+        Path.cwd() / "some-lab" / "some-model",
+        Path.home() / "lab" / "model",
+        Path("/lab/model"),
+    ]
+    assert [model.hub_model for model in models] == [HubModel("some-lab/some-model"), None, None, None, None]
+
+
+def test_a_revision_says_that_the_hub_is_meant() -> None:
+    model = ModelArgs(name="m", path="tests/none", revision="v1")
+    assert model.hub_model == HubModel("tests/none", "v1")
+    again = ModelArgs.model_validate(model.model_dump(exclude_unset=True))
+    assert again == model
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -75,6 +97,9 @@ def test_paths_are_absolute_and_know_the_home_directory() -> None:
         ({"models": [{"name": "m", "tiny": "sd3", "path": "x"}]}, "args.models[0].path: give exactly one"),
         ({"models": [{"name": "m", "tiny": "sd9"}]}, "args.models[0].tiny: unknown family; there are "),
         ({"models": [{"name": "../m", "tiny": "sd3"}]}, "args.models[0].name: "),
+        ({"models": [{"name": "m", "path": 3}]}, "args.models[0].path: name a folder, or a model of the hub"),
+        ({"models": [{"name": "m", "path": "/m", "revision": "main"}]}, "args.models[0].revision: only models of the"),
+        ({"models": [{"name": "m", "path": "tests/none"}]}, "args.models[0].path: there is a folder 'tests' here, but"),
         ({"models": [{"name": "m", "tiny": "sd3", "slo_scale": 0}]}, "args.models[0].slo_scale: "),
         ({"models": [{"name": "m", "tiny": "sd3"}] * 2}, "args.models[1].name: 'm' is used twice"),
         ({"models": [{"name": "m", "path": "~nobody-here/m"}]}, "args.models[0].path: ~nobody-here is no user"),

@@ -105,7 +105,10 @@ class Bench:
         args = make_args(cache, SD3, **more)
         times, specs = make_cost_model(args), list_service_workers(args)
         placement = make_placement(args, times, specs)
-        self.reconciler = ModelReconciler(args, cast(Any, self.changes), times, specs, placement)
+        self.reconciler = ModelReconciler(args, cast(Any, self.changes), times, specs, placement, self.fetch)
+
+    async def fetch(self, args: AppArgs) -> AppArgs:
+        return args
 
     def want(self, *models: dict[str, Any], **more: Any) -> None:
         self.reconciler.reconcile_to(make_args(self.cache, *models, **self.more, **more))

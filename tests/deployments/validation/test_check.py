@@ -134,8 +134,8 @@ def test_problems_of_the_args(profile: str, tmp_path: Path) -> None:
         ({"profiles": ["no-such"]}, "args.profiles[0]: "),
         ({"profiles": ["no/such.csv"]}, "args.profiles[0]: "),
         (
-            {"models": [{"name": "m", "path": "some-lab/some-model"}]},
-            "args.models[0].path: 'some-lab/some-model' is no folder here, and nothing is fetched at run time",
+            {"models": [{"name": "m", "path": "some-lab/some-model", "profile_as": "x"}]},
+            "args.models[0].profile_as: 'x' is in none",
         ),
         ({"models": [{"name": "m", "tiny": "sd3", "profile_as": "x"}]}, "args.models[0].profile_as: 'x' is in none"),
         ({"cluster": {"workers_per_node": 2, "memory_mb": 512, "device_name": "GPU"}}, "args.profiles: "),
