@@ -84,7 +84,7 @@ class Number:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChoiceOfTexts:
     """One of some texts."""
 
     choices: tuple[str, ...]
@@ -108,7 +108,7 @@ _SIZE = Number(1, 65536, whole=True)
 _UNIX_HINT = " (seconds from the start of the trace, not a date)"
 
 # The order is that of the published traces; it is the order of the columns that we write.
-REQUIRED: dict[str, Text | Number | Choice] = {
+REQUIRED: dict[str, Text | Number | ChoiceOfTexts] = {
     "request_id": RequestId(),
     "timestamp": Number(0, 1e9, hint=_UNIX_HINT),
     "height": _SIZE,
@@ -118,13 +118,13 @@ REQUIRED: dict[str, Text | Number | Choice] = {
     "negative_prompt": Text(may_be_blank=True),
     "num_inference_steps": Number(1, 10_000, whole=True),
 }
-OPTIONAL: dict[str, Text | Number | Choice] = {
+OPTIONAL: dict[str, Text | Number | ChoiceOfTexts] = {
     "slo_ms": Number(0, 1e12, above=True),
     "seed": Number(0, 2**63 - 1, whole=True),
     "fps": Number(0, 1e6, above=True),
     "model": Text(),
     "guidance_scale": Number(0, 1e6),
-    "quality": Choice(get_args(Quality)),
+    "quality": ChoiceOfTexts(get_args(Quality)),
 }
 FIELDS = REQUIRED | OPTIONAL
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil, isqrt, sqrt
-from typing import Any
+from typing import Any, Literal
 
 from deployments.config.models import Limits, ModelArgs, RequestDefaults
 from tridentserve.errors import ModelFolderError
@@ -13,10 +13,14 @@ from tridentserve.models.families import FAMILIES
 from tridentserve.models.family import Family
 from tridentserve.models.lora_files import list_loras
 from tridentserve.models.model_folder import MODEL_INDEX, detect_family, read_json
-from tridentserve.requests import Shape
+from tridentserve.requests import Quality, Shape
 
 _DEFAULT_SIDE = 1024
 _DEFAULT_FPS = 16
+
+
+# The qualities that requests name: ours, and those of OpenAI's clients.
+AskedQuality = Literal["auto", "exact", "high", "fast", "medium", "low", "standard", "hd"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,20 @@ class ServedModel:
     def caches_steps(self) -> bool:
         """True where requests may have a `quality` other than `exact`."""
         return self.family.caches_steps and not self.has_two_experts
+
+    def choose_quality(self, asked: AskedQuality) -> Quality:
+        """The quality in which a request is made: `exact` where the model makes no other."""
+        if not self.caches_steps:
+            return "exact"
+        match asked:
+            case "auto" | "standard":
+                return self.defaults.quality
+            case "exact" | "hd":
+                return "exact"
+            case "high" | "medium":
+                return "high"
+            case "fast" | "low":
+                return "fast"
 
     @property
     def makes_videos(self) -> bool:

@@ -15,12 +15,12 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 from pydantic_core import PydanticCustomError
 
-from deployments.models.served import ServedModel
+from deployments.models.served import AskedQuality, ServedModel
 from deployments.schemas.fields import show_name
 from deployments.schemas.foreign_fields import FOREIGN_FIELDS, GRANTED_FIELDS, log_ignored, suggest_names
 from deployments.schemas.model_choice import check_size, choose_model
 from tridentserve.errors import InvalidRequestError
-from tridentserve.requests import GenerationInputs, OnLate, Quality, RequestSpec, Shape
+from tridentserve.requests import GenerationInputs, OnLate, RequestSpec, Shape
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 MAX_SEED = 2**63 - 1
@@ -152,7 +152,7 @@ class GenerationRequest(BaseModel):
         description="The id of the request. A request that asks for the same as one with this id that runs, or that "
         "completed a short while ago, joins it; one that asks for something else is refused.",
     )
-    quality: Literal["auto", "exact", "high", "fast", "medium", "low", "standard", "hd"] = Field(
+    quality: AskedQuality = Field(
         default="auto",
         description="`exact`: the result that the stock pipeline would give. `high` and `fast`: denoising steps may "
         "take over what earlier ones found, `fast` more of it; the answer says how many did (`skipped_steps`). Of "
@@ -314,7 +314,7 @@ def build_request(
     guidance_scale, own = request.guidance_scale, model.own_fields
     if "true_cfg_scale" in own and request.true_cfg_scale is not None:
         guidance_scale = request.true_cfg_scale
-    quality = choose_quality(request, model)
+    quality = model.choose_quality(request.quality)
     spec = RequestSpec(
         request_id=request.request_id or new_id,
         model=model.name,
@@ -346,21 +346,6 @@ def build_request(
         id_drawn=request.request_id is None,
     )
     return spec, inputs
-
-
-def choose_quality(request: GenerationRequest, model: ServedModel) -> Quality:
-    """The quality of a request: `exact` where the model makes no other."""
-    if not model.caches_steps:
-        return "exact"
-    match request.quality:
-        case "auto" | "standard":
-            return model.defaults.quality
-        case "exact" | "hd":
-            return "exact"
-        case "high" | "medium":
-            return "high"
-        case "fast" | "low":
-            return "fast"
 
 
 def check_limits(request: GenerationRequest, model: ServedModel) -> None:

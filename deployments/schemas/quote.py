@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from deployments.models.served import ServedModel
-from deployments.schemas.image import PlainText, build_request, check_limits, choose_quality, parse_as, resolve_size
+from deployments.schemas.image import PlainText, build_request, check_limits, parse_as, resolve_size
 from deployments.schemas.model_choice import check_size, drop_default_name, make_unknown_model_error
 from deployments.schemas.video import VideoRequest, choose_shape
 from tridentserve.errors import InvalidRequestError
@@ -72,7 +72,7 @@ def build_alternatives(request: QuoteRequest, models: Mapping[str, ServedModel])
     steps: list[int | None] = [*request.steps] if request.steps is not None else [request.num_inference_steps]
     if request.qualities is not None and request.quality != "auto":
         raise InvalidRequestError("qualities: give either qualities or one quality", "qualities")
-    qualities = list(dict.fromkeys(request.qualities or [choose_quality(request, model)]))
+    qualities = list(dict.fromkeys(request.qualities or [model.choose_quality(request.quality)]))
     if len(qualities) * len(sizes) * len(steps) > MAX_QUOTES:
         raise InvalidRequestError(
             f"sizes: at most {MAX_QUOTES} combinations of qualities, sizes and steps are quoted at once", "sizes"
