@@ -49,9 +49,14 @@ GRANTED_FIELDS = frozenset(("return_stage_metrics",))
 def suggest_names(name: str, own: Iterable[str]) -> str:
     """The field that may be meant by a name that is not known, or else all fields that have a meaning (`own`), as the
     end of an error."""
-    fields = sorted(own)
-    near = get_close_matches(name, [*fields, *sorted(FOREIGN_FIELDS)], n=1, cutoff=0.75)
-    return f"did you mean {near[0]}?" if near else "there are " + ", ".join(fields)
+    near = find_similar_name(name, own)
+    return f"did you mean {near}?" if near is not None else "there are " + ", ".join(sorted(own))
+
+
+def find_similar_name(name: str, own: Iterable[str]) -> str | None:
+    """The field, of `own` or of other servers, that may be meant by a name that is not known."""
+    near = get_close_matches(name, [*sorted(own), *sorted(FOREIGN_FIELDS)], n=1, cutoff=0.75)
+    return near[0] if near else None
 
 
 def describe_ignored(names: Iterable[str]) -> dict[str, list[str]]:

@@ -17,7 +17,13 @@ from pydantic_core import PydanticCustomError
 
 from deployments.models.served import AskedQuality, ServedModel
 from deployments.schemas.fields import show_name
-from deployments.schemas.foreign_fields import FOREIGN_FIELDS, GRANTED_FIELDS, log_ignored, suggest_names
+from deployments.schemas.foreign_fields import (
+    FOREIGN_FIELDS,
+    GRANTED_FIELDS,
+    find_similar_name,
+    log_ignored,
+    suggest_names,
+)
 from deployments.schemas.model_choice import check_size, choose_model
 from tridentserve.errors import InvalidRequestError
 from tridentserve.requests import GenerationInputs, OnLate, RequestSpec, Shape
@@ -237,8 +243,11 @@ def parse_as(kind: type[Parsed], body: Any, strict: bool = True, lenient: bool =
     merged = _merge_extra_body(kind, body)
     known = {*kind.model_fields, "extra_body"}
     foreign = (FOREIGN_FIELDS | GRANTED_FIELDS) - known - set(kind.elsewhere) if lenient else frozenset[str]()
-    for name in merged:
-        if name not in known and name not in foreign:
+    for name, value in merged.items():
+        if name in known or name in foreign:
+            continue
+        # A client that sends null asks for nothing, unless it is a misspelt wish.
+        if not lenient or value is not None or find_similar_name(str(name), known) is not None:
             raise _make_unknown_field_error(kind, name)
     fields = {name: value for name, value in merged.items() if value is not None}
     try:

@@ -35,6 +35,15 @@ def test_a_field_of_another_server_is_taken_and_named(kind: type[GenerationReque
         parse_as(kind, make_body(kind, **{name: 7}), lenient=False)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_null_is_taken_for_what_nobody_knows(kind: type[GenerationRequest]) -> None:
+    body = make_body(kind, zzz_of_the_future=None)
+    assert parse_as(kind, body).ignored == ()
+    for wrong, lenient in ((body, False), (body | {"zzz_of_the_future": 1}, True)):
+        with pytest.raises(InvalidRequestError, match="unknown field zzz_of_the_future; there are"):
+            parse_as(kind, wrong, lenient=lenient)
+
+
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
