@@ -13,7 +13,6 @@ from deployments.config.app import AppArgs
 from dispatch.policies import Policy, find_policy, make_policy
 from placement import LoadShare, MonitoredReplanner, Orchestrator, build_fixed_placement
 from placement.units import choose_units
-from tridentserve.byte_sizes import MIB
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import ConfigError
 from tridentserve.plans import PlacementPlan, Replica
@@ -115,7 +114,7 @@ def list_workers(args: AppArgs, nodes: Sequence[str], prefix: str = "") -> list[
             WorkerSpec(
                 worker_id=f"{prefix}n{order.index(node)}w{counts[node]}",
                 node_id=node,
-                memory_bytes=args.cluster.memory_mb * MIB,
+                memory_bytes=args.cluster.memory_bytes,
                 device=args.cluster.device_name,
                 place=counts[node],
                 max_denoising=args.cluster.max_denoising,

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
+from deployments.assembly.measured_tables import may_measure, name_measured_table, read_measured_tables
 from deployments.config.app import AppArgs
 from deployments.config.models import ModelArgs
 from profiler import CostModel, ProfileTable, load_tables
@@ -60,12 +61,8 @@ def _leave_out(table: ProfileTable, models: Collection[str]) -> ProfileTable:
 def load_served_tables(args: AppArgs) -> list[ProfileTable]:
     """The tables of `args` with the models under the names by which they are served. Raises `ProfileError`, beginning
     with the key at fault."""
-    tables: list[ProfileTable] = []
-    for index, name in enumerate(args.profiles):
-        try:
-            tables += load_tables([name])
-        except ProfileError as error:
-            raise ProfileError(f"profiles[{index}]: {error}") from error
+    tables = _load_named_tables(args)
+    tables += read_measured_tables(_list_missing(args, tables), args)
     known = sorted({row.model for table in tables for row in table.rows})
     names = {model.name: name_profile(model, known) for model in args.models}
     if set(names.values()) - set(known):
@@ -77,6 +74,7 @@ def load_served_tables(args: AppArgs) -> list[ProfileTable]:
                 f"models[{index}].{key}: {names[model.name]!r} is in none of the profile tables, which hold "
                 f"{', '.join(known)}; set profile_as to one of them, or profile the model with "
                 "scripts/profile_model.py and name its table in profiles"
+                + ("; a start of the service measures it too" if may_measure(model, args) else "")
             )
     # Not every family can run at a degree above 1, so none does by the times of another.
     borrowed = {model.name for model in args.models if _borrows(model, names[model.name])}
@@ -85,6 +83,35 @@ def load_served_tables(args: AppArgs) -> list[ProfileTable]:
         replace(table, rows=tuple(row for row in table.rows if row.degree == 1 or row.model not in borrowed))
         for table in renamed
     ]
+
+
+def _load_named_tables(args: AppArgs) -> list[ProfileTable]:
+    """The tables of `profiles`."""
+    tables: list[ProfileTable] = []
+    for index, name in enumerate(args.profiles):
+        try:
+            tables += load_tables([name])
+        except ProfileError as error:
+            raise ProfileError(f"profiles[{index}]: {error}") from error
+    return tables
+
+
+def list_missing(args: AppArgs) -> list[ModelArgs]:
+    """The models that no table of `profiles` has rows of for their device, and that the service measures itself, once.
+    Raises `ProfileError` for a table that cannot be read."""
+    return _list_missing(args, _load_named_tables(args))
+
+
+def list_unmeasured(args: AppArgs) -> list[ModelArgs]:
+    """Those of `list_missing` that have not been measured yet."""
+    return [model for model in list_missing(args) if not name_measured_table(model, args).exists()]
+
+
+def _list_missing(args: AppArgs, tables: Sequence[ProfileTable]) -> list[ModelArgs]:
+    known = {row.model for table in tables for row in table.rows}
+    device = args.cluster.device_name
+    here = {row.model for table in (*tables, *_load_stand_ins(known)) for row in table.rows if row.gpu == device}
+    return [model for model in args.models if may_measure(model, args) and name_profile(model, known) not in here]
 
 
 def name_profile(model: ModelArgs, known: Collection[str]) -> str:

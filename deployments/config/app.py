@@ -8,12 +8,16 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from deployments.config.base import MEBIBYTES, Args, LocalPath, make_absolute, make_config_error, make_option
+from deployments.config.host_memory import share_host_bytes
 from deployments.config.models import ModelArgs
 from deployments.config.planning import DispatchArgs, LoadArgs, ReplanArgs
+from deployments.config.profiling import ProfilingArgs
 from deployments.config.replicas import CheckpointsArgs, ReplicasArgs
 from deployments.config.videos import VideosArgs
 from dispatch.policies import find_policy
+from tridentserve.byte_sizes import MIB
 from tridentserve.engine.options import EngineOptions, TorchDevice, Transport, WorkerOptions
+from tridentserve.errors import ConfigError
 from tridentserve.models import cache
 from tridentserve.scheduling.scheduler import SchedulerOptions
 from tridentserve.stages import PlacementType
@@ -43,14 +47,24 @@ class ClusterArgs(Args):
         default="cpu",
         description="Name of the device in the profile tables, such as `NVIDIA L20`; it is needed with `cuda`.",
     )
-    memory_mb: int = Field(
-        ge=1,
-        description="Memory of one worker, in MiB, for weights, activations, the handoff buffer and process groups.",
+    memory_mb: int | Literal["auto"] = Field(
+        default="auto",
+        description="Memory of one worker, in MiB, for weights, activations, the handoff buffer and process groups; "
+        "`auto` is 95 % of what is free on a GPU at the start, or on a CPU three quarters of the machine's memory "
+        "divided among its workers, in both cases the least of all nodes.",
     )
     cpu_threads: int = make_option(WorkerOptions, "num_threads")
     max_denoising: int | None = make_option(WorkerOptions, "max_denoising")
     max_groups: int = make_option(WorkerOptions, "max_groups")
     cpus_per_worker: float = make_option(WorkerOptions, "num_cpus")
+
+    @field_validator("memory_mb", mode="before")
+    @classmethod
+    def _check_memory(cls, value: Any) -> Any:
+        is_number = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+        if value != "auto" and not is_number:
+            raise make_config_error("", "give a whole number of at least 1, or `auto`")
+        return value
 
     @model_validator(mode="after")
     def _check_device_name(self) -> ClusterArgs:
@@ -61,6 +75,16 @@ class ClusterArgs(Args):
     @property
     def num_workers(self) -> int:
         return self.nodes * self.workers_per_node
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of one worker. Of `auto` that of workers on this machine. Raises `ConfigError` where a GPU has to be
+        asked."""
+        if self.memory_mb != "auto":
+            return self.memory_mb * MIB
+        if self.device == "cuda":
+            raise ConfigError("cluster.memory_mb: `auto` is known only where the service runs; give a number here")
+        return share_host_bytes(self.workers_per_node)
 
 
 class SchedulerArgs(Args):
@@ -108,6 +132,10 @@ class AppArgs(Args):
         default=["tiny-cpu"],
         min_length=1,
         description="Tables of stage times: names of those that come with the package, or paths of CSV files.",
+    )
+    profiling: ProfilingArgs = Field(
+        default=ProfilingArgs(),
+        description="Says what happens at the start for a model without rows for its device in `profiles`.",
     )
     scheduler: SchedulerArgs = Field(
         default=SchedulerArgs(), description="Says into how many cells, with a scheduler each, the cluster is divided."
@@ -188,8 +216,9 @@ class AppArgs(Args):
                 f"{degree} is more than cluster.workers_per_node ({self.cluster.workers_per_node}): "
                 "a group of workers never spans two nodes",
             )
-        if self.handoff.capacity_mb >= self.cluster.memory_mb:
-            raise make_config_error("handoff.capacity_mb", f"not below cluster.memory_mb ({self.cluster.memory_mb})")
+        memory_mb = self.cluster.memory_mb
+        if memory_mb != "auto" and self.handoff.capacity_mb >= memory_mb:
+            raise make_config_error("handoff.capacity_mb", f"not below cluster.memory_mb ({memory_mb})")
         if self.replicas.fetch == "mapped" and self.cluster.device != "cpu":
             raise make_config_error(
                 "replicas.fetch", "a GPU cannot use the pages of the host copy; choose `peer` or `host`"
@@ -203,6 +232,8 @@ class AppArgs(Args):
                 "scheduler.cells",
                 f"{num_cells} is more than cluster.nodes ({self.cluster.nodes}): a cell has whole nodes",
             )
+        if num_cells > 1 and self.cluster.memory_mb == "auto":
+            raise make_config_error("cluster.memory_mb", "give a number: with several cells, no one asks all nodes")
         for index, model in enumerate(self.models):
             if unknown := [cell for cell in model.cells or () if cell >= num_cells]:
                 raise make_config_error(

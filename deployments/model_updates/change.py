@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from deployments.assembly.planning import make_placement
-from deployments.assembly.profiles import find_profile
+from deployments.assembly.profiles import find_profile, list_unmeasured
 from deployments.config.app import AppArgs
 from deployments.config.base import describe_problems
 from deployments.config.models import ModelArgs
@@ -67,7 +67,11 @@ def find_refusals(args: AppArgs, now: AppArgs) -> list[str]:
     policy = args.dispatch.policy
     if find_policy(policy).one_load and args != now:
         return [f"dispatch.policy: {policy} is made for the models and the load of the start; restart the service"]
-    return check_parsed_args(args)
+    return check_parsed_args(args) or [
+        f"models: no profile has rows of {model.name}, and a service measures models at its start only: restart it, or "
+        "profile the model with scripts/profile_model.py and name its table in profiles"
+        for model in list_unmeasured(args)
+    ]
 
 
 def plan_interim_placement(

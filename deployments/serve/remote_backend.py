@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from deployments.model_updates.catalogue import Catalogue
+from deployments.preparation.start_news import read_start_news
 from deployments.serve.call_errors import translate_call_errors
 from tridentserve.cells.summary import CellSummary
 from tridentserve.engine.live.channels.channel import Channel, ChannelError
@@ -18,6 +19,9 @@ from tridentserve.requests import GenerationInputs, RequestSpec
 from tridentserve.scheduling.events import Reject
 from tridentserve.scheduling.prediction.predictor import Quote
 from tridentserve.scheduling.watching.cluster_state import ClusterState
+
+# A Scheduler that has not answered by then may still be starting.
+_START_S = 2.0
 
 
 class RemoteBackend:
@@ -97,6 +101,17 @@ class RemoteBackend:
             return found
 
     async def get_health(self) -> dict[str, Any]:
+        """The health as the Scheduler tells it; while it starts, what it is measuring, if it is."""
+        asked = asyncio.ensure_future(self._ask_health())
+        try:
+            done, _ = await asyncio.wait([asked], timeout=_START_S)
+            if not done and (news := await read_start_news()) is not None:
+                return {"status": "profiling", "workers": 0, "profiling": dict(news)}
+            return await asked
+        finally:
+            asked.cancel()
+
+    async def _ask_health(self) -> dict[str, Any]:
         with translate_call_errors():
             return dict(await self._handle.get_health.remote())
 

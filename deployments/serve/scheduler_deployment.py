@@ -73,10 +73,12 @@ class SchedulerDeployment:
         if self._reconciler is not None:
             self._change(user_config)
             return
-        from deployments.serve.start import start_engine
+        from deployments.serve.start import settle_args, start_engine
 
         if self._follower is not None:
             user_config = await self._follower.fetch(user_config)
+        if self._args.scheduler.cells == 1:  # which has all nodes
+            self._args = await settle_args(self._args, _count_gpus_per_worker(self._args))
         args = self._take_cell(user_config)
         workers = name_workers(self._args, self._cell)
         self._engine, self._reconciler = await start_engine(args, _count_gpus_per_worker(args), workers)

@@ -20,6 +20,9 @@ from deployments.config.app import AppArgs
 from deployments.model_updates.reconciler import ModelReconciler
 from deployments.models.hub_models import HubModels
 from deployments.models.sources import find_model_source
+from deployments.preparation.profiling import measure_unprofiled
+from deployments.preparation.worker_memory import settle_memory
+from deployments.preparation.worker_seat import WorkerSeats
 from tridentserve.engine.live.engine import LiveEngine
 from tridentserve.engine.live.messages import ModelSource
 from tridentserve.engine.live.spawning.spawner import ActorSpawner
@@ -28,14 +31,20 @@ from tridentserve.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 
+async def settle_args(args: AppArgs, gpus_per_worker: float) -> AppArgs:
+    """The configuration with what only the nodes know. Raises `ConfigError`."""
+    return await settle_memory(args, _list_seats(args, gpus_per_worker, _require_placement_group(args)))
+
+
 async def start_engine(args: AppArgs, gpus_per_worker: float, prefix: str = "") -> tuple[LiveEngine, ModelReconciler]:
     """Start the engine; returns when all workers can take plans. Their ids begin with `prefix`. Raises `ConfigError`
-    for a configuration that cannot work."""
+    for a configuration that cannot work. Models without a profile are measured before."""
     group = _require_placement_group(args)
     bundles, nodes = _order_bundles(group)
     hub = HubModels(frozenset(nodes))
     args = await hub.fetch(args)
     specs = list_workers(args, nodes, prefix)
+    await measure_unprofiled(args, _list_seats(args, gpus_per_worker, group))
     times = make_cost_model(args)
     planners, options = assemble_service(args, times, specs), make_service_options(args)
     placement = planners.placement
@@ -69,6 +78,13 @@ def _require_placement_group(args: AppArgs) -> PlacementGroup:
             "do not override placement_group_bundles in the YAML"
         )
     return group
+
+
+def _list_seats(args: AppArgs, gpus_per_worker: float, group: PlacementGroup) -> WorkerSeats:
+    """The first worker of each node."""
+    bundles, nodes = _order_bundles(group)
+    first = {node: bundle for bundle, node in reversed(list(zip(bundles, nodes, strict=True)))}
+    return WorkerSeats(group, tuple(sorted(first.values())), args.cluster.cpus_per_worker, gpus_per_worker)
 
 
 def _order_bundles(group: PlacementGroup) -> tuple[tuple[int, ...], list[str]]:

@@ -10,8 +10,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from deployments.assembly.cell_args import take_cell
+from deployments.assembly.measured_tables import find_folder
 from deployments.assembly.planning import assemble_service, list_service_workers
-from deployments.assembly.profiles import make_cost_model
+from deployments.assembly.profiles import list_missing, list_unmeasured, make_cost_model
 from deployments.config.app import AppArgs
 from deployments.config.base import describe_problems
 from deployments.config.live import apply_user_config
@@ -71,6 +72,13 @@ def check_parsed_args(parsed: AppArgs) -> list[str]:
                 )
         except ModelFolderError as error:
             problems.append(f"models[{index}].path: {error}")
+    try:
+        measured = {model.name for model in list_missing(parsed)}
+        unmeasured = {model.name for model in list_unmeasured(parsed)}
+    except ProfileError as error:
+        return [*problems, str(error)]
+    if measured and (why := _explain_unwritable(find_folder(parsed))):
+        problems.append(f"profiling.folder: {why}")
     # Requests that the configuration allows or expects; the id of each is the key that does.
     probes: list[RequestSpec] = []
     for index, model in enumerate(parsed.models):
@@ -78,10 +86,12 @@ def check_parsed_args(parsed: AppArgs) -> list[str]:
             served = models[model.name]
             if served.smallest.width > served.largest.width:
                 problems.append(f"models[{index}].limits: {_describe_no_size(served)}")
-            else:
+            elif model.name not in measured:  # else the service refuses what turns out too large, one by one
                 probes += _make_limit_probes(served, f"models[{index}].limits")
     probes += _make_load_probes(parsed)
     problems += _check_frames(parsed, models)
+    if unmeasured:  # nothing can be planned before the start has measured them
+        return problems
     try:
         times = make_cost_model(parsed)
     except ProfileError as error:

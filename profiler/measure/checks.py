@@ -116,11 +116,17 @@ def _check_shape(family: Family, shape: Shape) -> None:
 
 def explain_too_large(source: Source, shape: Shape) -> str | None:
     """The reason why the model's table of positions has no room for a size; None where it has, or needs no table."""
-    rows = _read_transformer_number(source, "pos_embed_max_size")
-    limit = None if rows is None else rows * detect_family(source.folder).size_multiple
+    limit = find_side_limit(source)
     if limit is None or max(shape.height, shape.width) <= limit:
         return None
+    rows = limit // detect_family(source.folder).size_multiple
     return f"the model makes no side above {limit} (pos_embed_max_size {rows})"
+
+
+def find_side_limit(source: Source) -> int | None:
+    """The largest side that the model's table of positions has room for, in pixels; None where it needs no table."""
+    rows = _read_transformer_number(source, "pos_embed_max_size")
+    return None if rows is None else rows * detect_family(source.folder).size_multiple
 
 
 def _read_transformer_number(source: Source, key: str) -> int | None:

@@ -26,6 +26,13 @@ def measure_peak_bytes(work: Callable[[], object], inputs: Mapping[str, torch.Te
     return int(held_bytes + live.peak_bytes)
 
 
+def count_free_bytes(device: str) -> int:
+    """Bytes of the memory of a GPU that no process has taken, after torch's own start on it."""
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+    free_bytes, _ = torch.cuda.mem_get_info(torch.device(device))
+    return int(free_bytes)
+
+
 class _LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves its mode untyped
     """Counts the bytes of the storages that operators make inside, while they live.
 

@@ -59,8 +59,11 @@ class Processes:
         release()
         self._stack.close()
 
-    def take_samples(self, wanted: Sequence[ProfilePoint]) -> Iterator[tuple[ProfilePoint, Sample | str]]:
-        """Measure points, given stage by stage. What cannot be measured gives the reason instead of a sample."""
+    def take_samples(
+        self, wanted: Sequence[ProfilePoint], admit: Callable[[ProfilePoint], str | None]
+    ) -> Iterator[tuple[ProfilePoint, Sample | str]]:
+        """Measure points, given stage by stage. What cannot be measured gives the reason instead of a sample, and so
+        does what `admit` gives one for when its turn has come."""
         conditions: dict[Shape, bytes] = {}
         without_condition: set[Shape] = set()
         stage = Stage.ENCODE
@@ -75,6 +78,9 @@ class Processes:
                 continue
             if stage is not Stage.ENCODE and point.shape not in conditions:
                 yield point, _NO_CONDITION
+                continue
+            if (reason := admit(point)) is not None:
+                yield point, reason
                 continue
             try:
                 yield point, self._sample(point, conditions)

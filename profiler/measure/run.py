@@ -46,11 +46,13 @@ def measure(
     on_point: Callable[[ProfilePoint, Sample, ProfileTable], None] = lambda point, sample, table: None,
     on_skip: Callable[[ProfilePoint, str], None] = lambda point, reason: None,
     known: ProfileTable | None = None,
+    admit: Callable[[ProfilePoint], str | None] = lambda point: None,
 ) -> ProfileTable:
     """The table of one model on one device. `on_point` hears of each measured point, with the table so far.
 
     A point that the model or the memory of the device does not allow is left out, and `on_skip` hears why. What `known`
-    has of the model on this device is taken over and not measured again. Raises what `check_measurable` raises, and
+    has of the model on this device is taken over and not measured again. `admit` is asked right before each point is
+    timed, once in each pass, and may give a reason to leave it out. Raises what `check_measurable` raises, and
     `ProfileError` when no point could be measured, a process was lost, or `known` was measured under other settings.
     """
     check_measurable(source, sweep)
@@ -62,7 +64,7 @@ def measure(
         with Processes(source, sweep.max_degree, options.repeats, options.num_threads) as processes:
             while wanted:
                 for _ in range(options.passes):
-                    run.take_pass(processes, wanted, on_point, on_skip)
+                    run.take_pass(processes, wanted, on_point, on_skip, admit)
                 wanted = run.list_wanted(sweep)
     if not run.table.rows:
         raise ProfileError(f"no point of {model} could be measured; choose smaller sizes")
@@ -95,12 +97,15 @@ class _Measurement:
         wanted: Sequence[ProfilePoint],
         on_point: Callable[[ProfilePoint, Sample, ProfileTable], None],
         on_skip: Callable[[ProfilePoint, str], None],
+        admit: Callable[[ProfilePoint], str | None],
     ) -> None:
         """Time each point once; the fastest of all passes counts."""
-        for point, sample in processes.take_samples([point for point in wanted if point not in self._skipped]):
+        points = [point for point in wanted if point not in self._skipped]
+        for point, sample in processes.take_samples(points, admit):
             if isinstance(sample, str):
-                self._skipped.add(point)
-                on_skip(point, sample)
+                if point not in self._best:  # else a pass before this one has timed it
+                    self._skipped.add(point)
+                    on_skip(point, sample)
                 continue
             if point not in self._best or sample.seconds < self._best[point].seconds:
                 self._best[point] = sample

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from deployments.config.app import AppArgs, ClusterArgs, HandoffArgs, SchedulerArgs
 from deployments.config.models import Limits, ModelArgs, RequestDefaults
 from deployments.config.planning import DispatchArgs, LoadArgs, ReplanArgs
+from deployments.config.profiling import ProfilingArgs
 from deployments.config.replicas import CheckpointsArgs, ReplicasArgs
 from deployments.config.videos import VideosArgs
 from tridentserve.errors import ConfigError
@@ -25,6 +26,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "models[].defaults": RequestDefaults,
     "cluster": ClusterArgs,
     "expected_load[]": LoadArgs,
+    "profiling": ProfilingArgs,
     "scheduler": SchedulerArgs,
     "dispatch": DispatchArgs,
     "replan": ReplanArgs,
@@ -37,7 +39,7 @@ _HEADER = "| key | type | default | meaning |\n|---|---|---|---|\n"
 _TABLE = re.compile(re.escape(_HEADER) + r"(?:\|.*\|\n)*")
 _TYPES = {"integer": "integer", "number": "number", "string": "text", "boolean": "boolean"}
 # The facts that a JSON schema cannot state: the short form of one key, and a default from the environment.
-_OWN_TYPES = {"placement": "`auto` or list"}
+_OWN_TYPES = {"placement": "`auto` or list", "memory_mb": "integer or `auto`"}
 _OWN_DEFAULTS = {"cache_dir": f"`${CACHE_ENV}`"}
 
 

@@ -193,3 +193,27 @@ async def test_cancel_and_health() -> None:
     backend.state = as_ray_does(WorkerError("gone"))
     with pytest.raises(WorkerError, match=r"^gone$"):
         await remote.get_health()
+
+
+async def test_health_tells_what_a_starting_scheduler_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray Serve holds the call back until the Scheduler has started. Without news, it is waited for."""
+    news: dict[str, Any] = {"model": "own", "latest": "encode 64x64 degree 1"}
+    started = asyncio.Event()
+
+    async def wait_for_start() -> dict[str, Any]:
+        await started.wait()
+        return {"status": "ready"}
+
+    async def read_news() -> dict[str, Any] | None:
+        return news or None
+
+    monkeypatch.setattr("deployments.serve.remote_backend._START_S", 0.0)
+    monkeypatch.setattr("deployments.serve.remote_backend.read_start_news", read_news)
+    handle: Any = SimpleNamespace(get_health=SimpleNamespace(remote=wait_for_start))
+    backend = RemoteBackend(handle)
+    assert await backend.get_health() == {"status": "profiling", "workers": 0, "profiling": dict(news)}
+    news.clear()
+    waiting = asyncio.create_task(backend.get_health())
+    await asyncio.sleep(0)
+    started.set()
+    assert await waiting == {"status": "ready"}

@@ -1,0 +1,1 @@
+"""Tests of what a service finds out at its start."""
