@@ -3,14 +3,21 @@ import torch."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
+
 from pydantic import Field
 
+from tridentserve.models.model_folder import detect_family, read_json
 from tridentserve.options import options
-from tridentserve.requests import Quality
+from tridentserve.requests import GenerationInputs, Quality
 
 # The time of a step relative to one that is computed whole, until requests of the quality have been observed.
 # Simulations take it for the truth.
 EXPECTED_SHARES: dict[Quality, float] = {"exact": 1.0, "high": 0.75, "fast": 0.5}
+
+# While a step runs: what is kept, those of all requests together, the new ones, and the same gathered.
+_COPIES = 4
 
 
 @options
@@ -38,3 +45,19 @@ class StepCache:
                 return self.high
             case "fast":
                 return self.fast
+
+
+def count_cache_bytes(model_folder: Path, requests: Iterable[GenerationInputs], element_bytes: int) -> int:
+    """Bytes that the caches of requests need on a device, beside what denoising needs anyway: twice the image tokens of
+    each output and pass. Raises `ModelFolderError` for a folder that is damaged."""
+    cached = [inputs for inputs in requests if inputs.quality != "exact"]
+    family = detect_family(model_folder)
+    if not cached or not family.caches_steps:
+        return 0
+    config = read_json(model_folder / "transformer" / "config.json")
+    channels = config["num_attention_heads"] * config["attention_head_dim"]
+    rows = sum(
+        inputs.num_outputs * inputs.shape.tokens * (2 if family.negative_prompt and inputs.guidance_scale > 1 else 1)
+        for inputs in cached
+    )
+    return int(_COPIES * 2 * rows * channels * element_bytes)

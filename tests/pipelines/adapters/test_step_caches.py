@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from diffusers.hooks import FirstBlockCacheConfig, apply_first_block_cache
 
+from profiler.measure.memory import measure_peak_bytes
 from tests.pipelines.models import ALL, families, load_stage, make_inputs, start, stock_pipeline
 from tridentserve.models.families import FAMILIES
-from tridentserve.models.step_cache import StepCache
+from tridentserve.models.step_cache import StepCache, count_cache_bytes
 from tridentserve.pipelines import DenoisingState, PipelineAdapter, load_adapter
 from tridentserve.pipelines.base import CACHE_LIMIT, SKIPPED_STEPS
 from tridentserve.stages import Stage
@@ -115,3 +117,17 @@ def test_models_with_two_transformers_compute_all_steps(model: Model) -> None:
     state = start(model("wan-2.2"), make_inputs(64, 64, quality="fast", variant="wan-2.2"))
     assert state.values[CACHE_LIMIT] == 0
     assert finish(diffuse, state).values[SKIPPED_STEPS] == 0
+
+
+@pytest.mark.parametrize("variant", ["sd3", "flux"])
+def test_the_memory_of_a_cache_is_at_most_what_a_worker_expects(model: Model, variant: str) -> None:
+    folder = model(variant)
+    diffuse = load_stage(folder, Stage.DIFFUSE)
+    peaks_bytes = []
+    for quality in ("exact", "fast"):
+        inputs = make_inputs(256, 256, steps=STEPS, num_outputs=2, quality=quality, variant=variant)
+        state = diffuse.step(start(folder, inputs))
+        peaks_bytes.append(measure_peak_bytes(lambda: diffuse.step(state), state.tensors, torch.device("cpu")))  # noqa: B023
+    expected_bytes = count_cache_bytes(folder, [inputs], 4)
+    assert 0.4 * expected_bytes <= peaks_bytes[1] - peaks_bytes[0] <= 1.05 * expected_bytes
+    assert count_cache_bytes(folder, [replace(inputs, quality="exact")], 4) == 0

@@ -172,7 +172,8 @@ class DiffusersAdapter(PipelineAdapter):
         if not FAMILIES[self.family].caches_steps:
             return []
         lists = [child for child in self.pipe.transformer.children() if isinstance(child, torch.nn.ModuleList)]
-        return [block for each in lists for block in each]
+        blocks = [block for each in lists for block in each]
+        return blocks if len(blocks) > 1 else []
 
     @staticmethod
     def _join_rows(rows: Sequence[Tensors]) -> Tensors:

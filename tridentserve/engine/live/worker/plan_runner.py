@@ -27,6 +27,7 @@ from tridentserve.engine.live.worker.output_files import EncodedOutput, encode_o
 from tridentserve.engine.live.worker.step_teller import StepTeller
 from tridentserve.errors import HandoffError, OutOfMemoryError, TridentServeError, WorkerError
 from tridentserve.models.lora_files import lora_bytes
+from tridentserve.models.step_cache import count_cache_bytes
 from tridentserve.plans import DispatchPlan, Replica, WorkerId
 from tridentserve.requests import GenerationInputs
 from tridentserve.stages import Stage
@@ -204,7 +205,7 @@ class PlanRunner:
         """Have in memory what the plan runs here. Returns whether it must be run frugally to fit."""
         others = (other for other in self._running.values() if other is not running)
         queued = {replica for other in others for replica in other.needed}
-        expected, tell = running.expected.with_bytes(self._count_lora_bytes(running)), running.tell
+        expected, tell = running.expected.with_bytes(self._count_own_bytes(running)), running.tell
         try:
             await self._replicas.prepare(running.needed, expected.num_bytes, queued, tell=tell)
         except OutOfMemoryError:
@@ -214,11 +215,14 @@ class PlanRunner:
             return True
         return False
 
-    def _count_lora_bytes(self, running: RunningPlan) -> int:
+    def _count_own_bytes(self, running: RunningPlan) -> int:
+        """Bytes that D needs for LoRAs and step caches, which no profile knows of."""
         if Stage.DIFFUSE not in running.plan.stages:
             return 0
-        folder = self._host_copies.source(Replica(running.plan.model, Stage.DIFFUSE)).folder
-        return lora_bytes(folder, (inputs.lora for inputs in running.inputs.values()))
+        replica, requests = Replica(running.plan.model, Stage.DIFFUSE), running.inputs.values()
+        folder, element_bytes = self._host_copies.source(replica).folder, self._host_copies.dtype(replica).itemsize
+        loras = lora_bytes(folder, (inputs.lora for inputs in requests))
+        return loras + count_cache_bytes(folder, requests, element_bytes)
 
     async def _fetch_inputs(self, plan: DispatchPlan) -> dict[str, Parcel]:
         """Fetch the outputs of each member's previous plan, on the leader only. A member of a batch that has ended
