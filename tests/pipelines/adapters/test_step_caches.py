@@ -13,7 +13,7 @@ import torch
 from diffusers.hooks import FirstBlockCacheConfig, apply_first_block_cache
 
 from profiler.measure.memory import measure_peak_bytes
-from tests.pipelines.models import ALL, families, load_stage, make_inputs, start, stock_pipeline
+from tests.pipelines.models import ALL, families, load_stage, make_inputs, start
 from tridentserve.models.families import FAMILIES
 from tridentserve.models.step_cache import StepCache, count_cache_bytes
 from tridentserve.pipelines import DenoisingState, PipelineAdapter, load_adapter
@@ -65,10 +65,9 @@ def test_one_row_is_what_diffusers_makes_of_it(model: Model, variant: str) -> No
     diffuse, state = load_stage(folder, Stage.DIFFUSE), start(folder, inputs)
     limit = find_limit_between(diffuse, state)
     ours = finish(diffuse, with_limit(state, limit))
-    pipe = stock_pipeline(folder, torch.float32)
-    apply_first_block_cache(pipe.transformer, FirstBlockCacheConfig(threshold=limit))
     theirs = load_adapter(folder, frozenset({Stage.DIFFUSE}))
-    theirs.pipe.transformer = pipe.transformer  # type: ignore[attr-defined]
+    transformer = theirs.pipe.transformer  # type: ignore[attr-defined]
+    apply_first_block_cache(transformer, FirstBlockCacheConfig(threshold=limit))
     assert torch.equal(ours.tensors["latents"], finish(theirs, with_limit(state, 0.0)).tensors["latents"])
 
 
