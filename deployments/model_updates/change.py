@@ -45,7 +45,9 @@ class KnownModel:
     def is_replaced_by(self, other: ModelArgs) -> bool:
         """True if `other` has other weights under the same name, or computes in another way."""
         mine, others = (
-            (model.folder, model.tiny, model.dtype, model.attention, model.compile) for model in (self.model, other)
+            (model.folder, model.tiny, model.dtype, model.attention, model.compile)
+            + (model.step_cache_high, model.step_cache_fast)
+            for model in (self.model, other)
         )
         return mine != others
 

@@ -284,9 +284,10 @@ def test_a_model_that_is_to_come_back_is_named_meanwhile(tmp_path: Path) -> None
     run(scenario, tmp_path)
 
 
-def test_another_kernel_needs_no_other_copies(tmp_path: Path) -> None:
+@pytest.mark.parametrize("change", [{"attention": "math"}, {"step_cache_fast": 0.3}, {"step_cache_high": 0.01}])
+def test_another_way_of_computing_needs_no_other_copies(tmp_path: Path, change: dict[str, Any]) -> None:
     async def scenario(bench: Bench) -> None:
-        bench.want({**SD3, "attention": "math"})
+        bench.want({**SD3, **change})
         await bench.wait_until(lambda state: "add tiny-sd3" in bench.changes.told)
         assert "rehearse tiny-sd3" not in bench.changes.told
 
