@@ -44,12 +44,7 @@ class KnownModel:
 
     def is_replaced_by(self, other: ModelArgs) -> bool:
         """True if `other` has other weights under the same name, or computes in another way."""
-        mine, others = (
-            (model.folder, model.tiny, model.dtype, model.attention, model.compile)
-            + (model.step_cache_high, model.step_cache_fast)
-            for model in (self.model, other)
-        )
-        return mine != others
+        return _describe_computing(self.model) != _describe_computing(other)
 
     def make_added_event(self, placement: PlacementPlan | None) -> ModelAdded:
         """The event that adds the model to the scheduler, with the placement if it changes."""
@@ -105,3 +100,9 @@ def _add_leaving(args: AppArgs, leaving: Collection[KnownModel]) -> AppArgs:
         return AppArgs.model_validate(together)
     except ValidationError as error:
         raise ConfigError("; ".join(describe_problems(error, ""))) from None
+
+
+def _describe_computing(model: ModelArgs) -> tuple[object, ...]:
+    """The settings on which results depend."""
+    kernels = model.attention, model.compile
+    return model.folder, model.tiny, model.dtype, *kernels, model.step_cache_high, model.step_cache_fast
