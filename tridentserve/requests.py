@@ -15,8 +15,8 @@ Quality = Literal["exact", "high", "fast"]
 # A request counts so many times as much as one of the next lower priority, up to so many steps either way.
 _PRIORITY_FACTOR, _MOST_STEPS = 4.0, 5
 
-# The LoRA, and the id of a request that must run alone.
-BatchKey = tuple[str | None, str | None]
+# The LoRA, the quality, and the id of a request that must run alone.
+BatchKey = tuple[str | None, Quality, str | None]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -88,7 +88,7 @@ class RequestSpec:
     @property
     def batch_key(self) -> BatchKey:
         """Equal for requests of one model and size that may be in a batch together."""
-        return self.lora, self.request_id if self.alone else None
+        return self.lora, self.quality, self.request_id if self.alone else None
 
 
 @dataclass(frozen=True, slots=True)

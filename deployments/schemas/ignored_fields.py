@@ -33,4 +33,6 @@ def list_ignored(request: GenerationRequest, model: ServedModel, streams: bool) 
 def _has_effect_by_quality(request: GenerationRequest, model: ServedModel) -> bool:
     if request.quality in _PLAIN_QUALITIES or (isinstance(request, ImageRequest) and request.chooses_urls):
         return True
-    return model.caches_steps and request.quality not in DALL_E_QUALITIES
+    return model.caches_steps and (
+        request.quality not in DALL_E_QUALITIES or model.choose_quality(request.quality) != model.choose_quality("auto")
+    )

@@ -51,6 +51,7 @@ FAMILIES: dict[str, Family] = {
             components=_list_components("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2", "vae"),
             negative_prompt=False,
             takes_image=True,
+            image_tokens=True,
             image_fit="stretch",
         ),
         Family(

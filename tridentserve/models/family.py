@@ -52,6 +52,8 @@ class Family:
     `guidance_scale_2` (models with two transformers only) and `flow_shift`."""
     takes_image: bool = False
     """True where every request brings an input image (edits, image to video). Other families take none."""
+    image_tokens: bool = False
+    """True where D has the tokens of the input image beside those of the output."""
     image_fit: ImageFit | None = None
     """The way in which E resizes the input image to the output, where E needs nothing else of it, so that the API can
     resize it before. None: E needs the image as it is, or takes none."""

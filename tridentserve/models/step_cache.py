@@ -60,4 +60,6 @@ def count_cache_bytes(model_folder: Path, requests: Iterable[GenerationInputs], 
         inputs.num_outputs * inputs.shape.tokens * (2 if family.negative_prompt and inputs.guidance_scale > 1 else 1)
         for inputs in cached
     )
+    if family.image_tokens:
+        rows *= 2
     return int(_COPIES * 2 * rows * channels * element_bytes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from tridentserve.cluster import WorkerSpec
@@ -278,6 +278,10 @@ class Degrade:
     def make(cls, spec: RequestSpec, reason: str) -> Degrade:
         """The effect for the request as it is to be made."""
         return cls(spec.request_id, spec.num_inference_steps, reason, spec.quality)
+
+    def apply(self, spec: RequestSpec) -> RequestSpec:
+        """The request as it is to be made, of the one that has arrived."""
+        return replace(spec, num_inference_steps=self.num_inference_steps, quality=self.quality)
 
 
 Effect = RunPlan | Abort | Yield | Place | Requeue | Finish | Reject | Drained | Unload | Degrade

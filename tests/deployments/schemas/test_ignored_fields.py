@@ -102,7 +102,7 @@ def test_a_quality_is_made_or_named(sent: str, made: str) -> None:
     request = parse_image_request({"prompt": "a cat", "quality": sent, "response_format": "b64_json"})
     spec, inputs = build_image_request(request, models)
     assert (spec.quality, inputs.quality, spec.cheaper_quality) == (made, made, "fast")
-    is_named = sent in ("standard", "hd")
+    is_named = sent == "standard"
     assert list_ignored(request, models[spec.model], streams=False) == (("quality",) if is_named else ())
     video = parse_video_request({"prompt": "a cat", "model": "wan-2.2", "quality": sent})
     spec, inputs = build_video_request(video, models)

@@ -118,7 +118,7 @@ def test_models_with_two_transformers_compute_all_steps(model: Model) -> None:
     assert finish(diffuse, state).values[SKIPPED_STEPS] == 0
 
 
-@pytest.mark.parametrize("variant", ["sd3", "flux"])
+@pytest.mark.parametrize("variant", ["sd3", "flux", "flux_kontext"])
 def test_the_memory_of_a_cache_is_at_most_what_a_worker_expects(model: Model, variant: str) -> None:
     folder = model(variant)
     diffuse = load_stage(folder, Stage.DIFFUSE)

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tridentserve.cluster import WorkerSpec
-from tridentserve.engine.simulated import SimulatedEngine
+from tridentserve.engine.simulated import SimulatedEngine, SimulationOptions
+from tridentserve.models.step_cache import EXPECTED_SHARES
 from tridentserve.plans import PlacementPlan, StageSpan
 from tridentserve.protocols import Assignment, ClusterView, Decisions, PendingRequest, WorkerView
 from tridentserve.requests import RequestSpec
@@ -165,6 +166,15 @@ def test_a_request_that_would_be_late_has_a_lower_quality_before_fewer_steps() -
     assert isinstance(degraded, ev.Degrade)
     assert degraded.quality == "fast"
     assert degraded.num_inference_steps < 20
+
+
+def test_a_simulated_request_in_a_lower_quality_takes_its_share_of_the_time() -> None:
+    scheduler, workers, placement = _make(1)
+    spec = replace(make_request("late"), num_inference_steps=20, on_late="degrade", cheaper_quality="fast")
+    spec = replace(spec, slo_s=16.0)  # all steps take 20 s, and E and C 2.5
+    engine = SimulatedEngine(scheduler, workers, placement, FixedTimes(), SimulationOptions(keep_plans=True))
+    (result,) = engine.run([(0.0, spec)]).requests
+    assert result.end_s == pytest.approx(2.5 + EXPECTED_SHARES["fast"] * 20, abs=0.5)
 
 
 def test_positions_follow_deadlines() -> None:

@@ -164,6 +164,8 @@ class SimulatedCell:
                         self._handoff.drop_outputs(effect.request_id)
                     else:
                         self._handoff.drop(effect.request_id)
+                case ev.Degrade():
+                    recorder.record_degrading(effect)
                 case ev.Unload():
                     self._devices.unload(effect.model)
                 case ev.Finish() | ev.Reject():

@@ -136,5 +136,6 @@ class SimulatedCells:
         lost.close()
         for request_id in request_ids:
             self._recorder.record_requeue(ev.Requeue(request_id, f"cell {number} was lost"))
+            self._recorder.forget_degrading(request_id)
             waited_s = self._agenda.now_s - self._arrived_s[request_id]
             self._send(replace(self._recorder.get_spec(request_id), waited_s=waited_s))

@@ -39,6 +39,7 @@ class _Entry:
     last_diffuse: tuple[WorkerId, ...] = ()
     decode: WorkerId | None = None
     error: str | None = None
+    degraded: ev.Degrade | None = None
     start_s: float | None = None
     predicted_s: float | None = None
     timeline: list[StageSpan] = field(default_factory=list)
@@ -75,7 +76,20 @@ class Recorder:
         self._entries[spec.request_id] = _Entry(spec, now_s)
 
     def get_spec(self, request_id: str) -> RequestSpec:
+        """The request as it arrived."""
         return self._entries[request_id].spec
+
+    def get_made_spec(self, request_id: str) -> RequestSpec:
+        """The request as it is made, with less work where it was degraded."""
+        entry = self._entries[request_id]
+        return entry.spec if entry.degraded is None else entry.degraded.apply(entry.spec)
+
+    def record_degrading(self, effect: ev.Degrade) -> None:
+        self._entries[effect.request_id].degraded = effect
+
+    def forget_degrading(self, request_id: str) -> None:
+        """The request arrives anew, as it was."""
+        self._entries[request_id].degraded = None
 
     def record_placement(self, plan: PlacementPlan, now_s: float) -> None:
         self._placements.append((now_s, plan))

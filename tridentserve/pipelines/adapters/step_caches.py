@@ -46,7 +46,9 @@ class StepCaches:
 
     def keep(self, share: PassShare) -> None:
         """Put what the calls have found into the tensors and the values of the requests, on all members."""
-        computed = share.gather(torch.cat([cached.computed for cached in self._done]).float()) > 0
+        # Groups of GPUs exchange tensors of the device only.
+        mine = torch.cat([cached.computed for cached in self._done]).float().to(self._requests[0].latents.device)
+        computed = share.gather(mine).cpu() > 0
         by_pass = computed.view(self._passes, -1)
         for request, own in zip(self._requests, torch.split(by_pass, self._sizes, dim=1), strict=True):
             if may_skip(request.values):

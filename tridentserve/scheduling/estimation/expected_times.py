@@ -89,10 +89,13 @@ class ExpectedTimes:
                 self._replanner.stage_finished(StageReport(spec.model, kind, spec.shape, len(plan.members), ran))
 
     def _observe_share(self, run: Run, span: StageSpan, degree: int, batch: int, steps: int) -> bool:
-        """Learn from the steps of requests of which some need not be exact. False for all other spans."""
-        spec = next((each.spec for each in run.requests if each.spec.quality != "exact"), None)
-        if spec is None or span.stage is not Stage.DIFFUSE:
+        """Learn from the steps of requests that need not be exact. False for spans of others."""
+        qualities = {request.spec.quality for request in run.requests}
+        if span.stage is not Stage.DIFFUSE or qualities <= {"exact"}:
             return False
+        if len(qualities) > 1:
+            return True  # nobody knows whose steps took the time
+        spec = run.spec
         whole_s = self._times.seconds(spec.model, span.stage, spec.shape, degree, batch)
         if whole_s > 0:
             self.shares.observe(spec.model, spec.quality, span.seconds / steps / whole_s, steps)

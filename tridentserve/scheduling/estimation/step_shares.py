@@ -9,6 +9,8 @@ from tridentserve.requests import Quality, RequestSpec
 
 # An observation of so many steps counts as much as all before it, and at most half as much as that.
 _STEPS_TO_FORGET, _MOST_NEW = 200, 0.5
+# Steps may seem to take longer than whole ones: where only such requests run, nothing else corrects the profile.
+_MOST_SHARE = 20.0
 # Shares are told in so many parts of a whole, so that requests of one quality stay alike while it is learned.
 _PARTS = 20
 
@@ -35,7 +37,7 @@ class StepShares:
         """Learn from `steps` steps that took `share` of the time that whole ones are expected to take."""
         known = self._find(model, quality)
         new = min(_MOST_NEW, steps / _STEPS_TO_FORGET)
-        self._shares[model, quality] = known + new * (min(share, 1.0) - known)
+        self._shares[model, quality] = known + new * (min(share, _MOST_SHARE) - known)
 
     def _find(self, model: str, quality: Quality) -> float:
         return self._shares.get((model, quality), EXPECTED_SHARES[quality])

@@ -220,6 +220,9 @@ class Chronicle:
                     life.end_s, life.reason = now_s, effect.reason
                     life.outcome = "finished" if isinstance(effect, ev.Finish) else effect.code
                     life.slo_s = effect.slo_s if isinstance(effect, ev.Finish) else life.slo_s
+            case ev.Degrade():
+                if (life := self.lives.get(effect.request_id)) is not None:
+                    life.spec = effect.apply(life.spec)
             case ev.Abort() | ev.Yield() | ev.Drained() | ev.Unload():
                 pass
 

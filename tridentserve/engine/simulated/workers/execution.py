@@ -62,7 +62,7 @@ class Executor:
         if dead:
             self._refuse(ev.PlanFailed(plan.plan_id, f"{'+'.join(dead)} is down"))
             return
-        specs = tuple([self._recorder.get_spec(member.request_id) for member in plan.members])
+        specs = tuple([self._recorder.get_made_spec(member.request_id) for member in plan.members])
         try:
             demand = self._times.estimate_demand(plan, specs)
         except ProfileError as error:
