@@ -16,8 +16,15 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from lib.command_line import Parser, parse_whole_number
-from lib.measure.models import add_model_options, check_model_options, choose_name, make_source, parse_shapes
+from lib.command_line import Parser
+from lib.measure.models import (
+    add_model_options,
+    add_passes_option,
+    check_model_options,
+    choose_name,
+    make_source,
+    parse_shapes,
+)
 
 from profiler import CostModel, read_table
 from profiler.measure.checks import Sweep
@@ -34,13 +41,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--device-name", metavar="NAME", help="name of the device in the table (default: cpu, or what CUDA says)"
     )
     parser.add_argument("--sizes", type=parse_shapes, required=True, help="sizes, such as 96,160x256")
-    parser.add_argument(
-        "--passes",
-        type=parse_whole_number,
-        default=MeasureOptions().passes,
-        metavar="N",
-        help="passes over all sizes; the lowest time counts (default %(default)s)",
-    )
+    add_passes_option(parser)
     parser.add_argument(
         "--most", type=float, default=25.0, metavar="PERCENT", help="largest allowed error (default %(default)s)"
     )

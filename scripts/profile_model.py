@@ -23,7 +23,14 @@ from pathlib import Path
 
 import torch
 from lib.command_line import Parser, parse_whole_number
-from lib.measure.models import add_model_options, check_model_options, choose_name, make_source, parse_shapes
+from lib.measure.models import (
+    add_model_options,
+    add_passes_option,
+    check_model_options,
+    choose_name,
+    make_source,
+    parse_shapes,
+)
 from tqdm import tqdm
 
 from profiler.cost_model import CostModel
@@ -114,13 +121,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="N",
         help="timed runs of each point (default %(default)s)",
     )
-    parser.add_argument(
-        "--passes",
-        type=parse_whole_number,
-        default=MeasureOptions().passes,
-        metavar="N",
-        help="passes over all points; the lowest time counts (default %(default)s)",
-    )
+    add_passes_option(parser)
     parser.add_argument("--name", help="model name in the table (default: the model folder's name); one MODEL only")
     parser.add_argument(
         "--attention", choices=ATTENTIONS, default=Kernels().attention, help="attention kernel (default: torch chooses)"

@@ -9,6 +9,7 @@ import torch
 
 from lib.command_line import Parser, parse_whole_number
 from profiler.measure.random_weights import write_published
+from profiler.measure.run import MeasureOptions
 from profiler.measure.stages import Source
 from profiler.published_models import list_published_models
 from tridentserve.engine.options import WorkerOptions
@@ -55,6 +56,16 @@ def add_model_options(parser: Parser) -> None:
         type=Path,
         metavar="DIR",
         help="directory of the tiny models (default: $TRIDENTSERVE_CACHE or ~/.cache/tridentserve)",
+    )
+
+
+def add_passes_option(parser: Parser) -> None:
+    parser.add_argument(
+        "--passes",
+        type=parse_whole_number,
+        default=MeasureOptions().passes,
+        metavar="N",
+        help="passes over all points; the lowest time counts (default %(default)s)",
     )
 
 

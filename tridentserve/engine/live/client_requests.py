@@ -10,7 +10,8 @@ from typing import Any
 
 from tridentserve.engine.live.updates import CompletedUpdate, PreviewUpdate, ProgressUpdate, QueuedUpdate, Update
 from tridentserve.plans import DispatchPlan, PlanMember, WorkerId
-from tridentserve.requests import GenerationInputs, Quality, RequestSpec
+from tridentserve.requests import GenerationInputs, RequestSpec
+from tridentserve.scheduling.events import Degrade
 from tridentserve.scheduling.request_records import RequestRecord
 
 # Results are kept in the memory of the Scheduler's process where they are files that came with a report: up to this
@@ -90,10 +91,10 @@ class ClientRequest:
             self.workers.add(plan.saves.keeper)
         self.last_plan_id = plan.plan_id
 
-    def degrade(self, steps: int, quality: Quality) -> None:
-        """The request is made with so many denoising steps of this quality. Nothing of it has run yet."""
-        self.spec = replace(self.spec, num_inference_steps=steps, quality=quality)
-        self.inputs = replace(self.inputs, num_inference_steps=steps, quality=quality)
+    def degrade(self, effect: Degrade) -> None:
+        """The request is made with less work. Nothing of it has run yet."""
+        self.spec = spec = effect.apply(self.spec)
+        self.inputs = replace(self.inputs, num_inference_steps=spec.num_inference_steps, quality=spec.quality)
 
     def publish(self, update: Update) -> None:
         """Pass an update to all clients that wait for it; a client that joins later begins with the latest one."""

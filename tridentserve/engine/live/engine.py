@@ -220,7 +220,7 @@ class LiveEngine:
                     self._requeue(effect)
                 case ev.Degrade():
                     if (request := self._requests.find_unfinished(effect.request_id)) is not None:
-                        request.degrade(effect.num_inference_steps, effect.quality)
+                        request.degrade(effect)
                 case ev.Finish() | ev.Reject():
                     self._end_request(effect.request_id)
                 case ev.Place():
