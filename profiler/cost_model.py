@@ -17,6 +17,7 @@ from tridentserve.plans import Replica
 from tridentserve.protocols import LoadSource
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage
+from tridentserve.weights_share import LayerSizes, WeightsShare
 
 # A degree is efficient while T(1) / (k T(k)) stays above this (TridentServe, arXiv 2510.02838, section 6.2). For a size
 # that degree 1 does not cover, the narrowest degree k0 that does stands in: T(k0) k0 / (k T(k)).
@@ -67,6 +68,17 @@ class _Octave:
 
 
 @dataclass(frozen=True, slots=True)
+class _SharedWeights:
+    """A stage of which workers do not keep all weights."""
+
+    share: WeightsShare
+    kept_bytes: int
+    """Bytes that a worker keeps."""
+    supply_s: float
+    """Seconds in which all layers come to a worker once."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Cost:
     """One point as tabled, with the correction that its octave of sizes shares."""
 
@@ -86,9 +98,10 @@ class CostModel:
     degree of which nothing was observed has the ratio of the one that was last: on a device that is slower than the
     table says, or shared, the degrees in use would else look dear beside those that are not.
 
-    Where the weights of a stage are divided among a unit of workers (`divide`), DIFFUSE has the degrees from the unit
-    on; ENCODE and DECODE take what the widest profiled degree up to the unit takes. That the workers of a unit send
-    each other their weights is in the seconds of a profile that was measured so, and is learned otherwise.
+    Where workers do not keep all weights of a stage (`share`), each run of its model takes at least as long as its
+    layers are under way, from the other workers of the unit or from the host copy: the next layer comes while one
+    computes. Where they are divided among a unit of workers, DIFFUSE has the degrees from the unit on; ENCODE and
+    DECODE take what the widest profiled degree up to the unit takes.
 
     A cost model belongs to one thread. Other threads use what `take_snapshot` or `build_memory_table` gives.
     """
@@ -107,19 +120,32 @@ class CostModel:
         self._diffuse: dict[_Point, _Cost] = {}
         self._decode: dict[_Point, _Cost] = {}
         self._by_degree: dict[tuple[str, Stage, Shape], tuple[tuple[int, _Cost], ...]] = {}
-        self._units: Mapping[Replica, int] = {}
+        self._shared: dict[Replica, _SharedWeights] = {}
 
     @property
     def models(self) -> tuple[str, ...]:
         """The models that the tables cover on this device, sorted."""
         return self._profile.models
 
-    def divide(self, units: Mapping[Replica, int]) -> CostModel:
-        """A model of the same tables, which has learned nothing, where the weights of these stages are divided among so
-        many workers of a node each: powers of two (`placement.units` says which are needed)."""
+    def share(self, shares: Mapping[Replica, WeightsShare], layers: Mapping[Replica, LayerSizes]) -> CostModel:
+        """A model of the same tables, which has learned nothing, where workers keep these shares of stages, with units
+        that are powers of two (`placement.units` says which are needed). `layers`: the layers of the stages, in
+        whatever number format. A stage that is not in it counts as if layers were all that it has."""
         other = CostModel(self._tables, self._device, self._links)
-        other._units = dict(units)
+        for replica, share in shares.items():
+            total_bytes = self._profile.find_weights(replica.model, replica.stage).weights_bytes
+            kept_bytes, supplied_bytes = -(-total_bytes // share.unit), total_bytes - total_bytes // share.unit
+            if replica in layers:
+                sizes = layers[replica].scale(total_bytes)
+                kept_bytes, supplied_bytes = sizes.count_kept_bytes(share), sizes.count_supplied_bytes(share)
+            speed = self._links.host_bytes_per_s if share.streamed else self._links.intra_node_bytes_per_s
+            other._shared[replica] = _SharedWeights(share, kept_bytes, supplied_bytes / speed)
         return other
+
+    @property
+    def shares(self) -> dict[Replica, WeightsShare]:
+        """The stages of which workers do not keep all weights."""
+        return {replica: shared.share for replica, shared in self._shared.items()}
 
     def collect_rows(self, model: str) -> frozenset[ProfileRow | WeightsRow]:
         """All that the tables hold of a model, on whatever device."""
@@ -159,11 +185,13 @@ class CostModel:
 
     def unit(self, model: str, stage: Stage) -> int:
         """The number of workers that hold the weights of a stage together; 1 unless `divide` was given more."""
-        return self._units.get(Replica(model, stage), 1) if self._units else 1
+        shared = self._shared.get(Replica(model, stage)) if self._shared else None
+        return shared.share.unit if shared is not None else 1
 
     def weights_bytes(self, model: str, stage: Stage) -> int:
         """Bytes of the weights of one stage on a worker that holds it. `ProfileError` if the model is unknown."""
-        return -(-self._profile.find_weights(model, stage).weights_bytes // self.unit(model, stage))
+        shared = self._shared.get(Replica(model, stage)) if self._shared else None
+        return self._profile.find_weights(model, stage).weights_bytes if shared is None else shared.kept_bytes
 
     def output_bytes(self, model: str, stage: Stage, shape: Shape, batch: int = 1) -> int:
         """Bytes that a stage hands on for `batch` outputs. `ProfileError` if the model is unknown."""
@@ -263,4 +291,6 @@ class CostModel:
         degree = max(degree, self.unit(model, stage))
         octave = self._octaves[model, stage, round(math.log2(shape.tokens))]
         peak_bytes = math.ceil(scale * sizes.peak_bytes(shape))
-        return _Cost(scale * sizes.seconds(shape), peak_bytes, octave.find(degree), octave)
+        shared = self._shared.get(Replica(model, stage))
+        seconds = max(scale * sizes.seconds(shape), shared.supply_s if shared is not None else 0.0)
+        return _Cost(seconds, peak_bytes, octave.find(degree), octave)

@@ -21,13 +21,13 @@ from lib.command_line import PROFILES, Parser, make_positive, parse_policy_name,
 from lib.sizing import Question, answer
 
 from deployments.assembly.options import ServiceOptions
-from deployments.assembly.planning import divide_stages, plan_placement
+from deployments.assembly.planning import plan_placement, share_stages
 from deployments.assembly.simulation import load_times, make_cluster_options
 from dispatch.options import DEFAULT_POLICY
 from placement import LoadShare
 from placement.cluster_file import ClusterSpec, read_cluster
 from placement.describe import describe_placement
-from placement.units import describe_divided_stages
+from placement.shares import describe_shares
 from traces.workloads.mixes import Mix, load_figure, load_mix
 from tridentserve.byte_sizes import MIB
 from tridentserve.errors import ConfigError, TridentServeError
@@ -67,8 +67,8 @@ def _answer_what_if(arguments: argparse.Namespace, cluster: ClusterSpec, mix: Mi
 def _plan(arguments: argparse.Namespace, cluster: ClusterSpec, mix: Mix) -> list[str]:
     times = load_times(cluster, arguments.profiles)()
     workers, load, options = cluster.list_workers(), _list_load(mix), _make_options(arguments, cluster)
-    units = divide_stages(options, times, workers, load)
-    times = times.divide(units) if units else times
+    shares = share_stages(options, times, workers, load)
+    times = times.share(shares, {}) if shares else times
     plan = plan_placement(options, times, workers, load)
     sizes = ", ".join(str(size) for size in sorted({group.gpus_per_node for group in cluster.groups}))
     needed = load_figure(mix, times, len(workers))
@@ -81,7 +81,7 @@ def _plan(arguments: argparse.Namespace, cluster: ClusterSpec, mix: Mix) -> list
         *describe_placement(plan, workers, times),
         "",
         *plan.reason.split("; "),
-        *describe_divided_stages(units, times),
+        *describe_shares(times),
     ]
 
 

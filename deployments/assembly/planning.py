@@ -12,7 +12,8 @@ from deployments.assembly.options import ServiceOptions, make_service_options
 from deployments.config.app import AppArgs
 from dispatch.policies import Policy, find_policy, make_policy
 from placement import LoadShare, MonitoredReplanner, Orchestrator, build_fixed_placement
-from placement.units import choose_units
+from placement.shares import choose_shares
+from profiler import CostModel
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import ConfigError
 from tridentserve.plans import PlacementPlan, Replica
@@ -21,6 +22,7 @@ from tridentserve.scheduling.estimation.hot_groups import HotGroup, list_hot_gro
 from tridentserve.scheduling.prediction.scene import SharingRules
 from tridentserve.scheduling.scheduler import Scheduler
 from tridentserve.stages import Stage
+from tridentserve.weights_share import WeightsShare
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +58,14 @@ def plan_placement(
     return _plan_start(options, times, workers, load, _make_policy(options, times, workers, load))
 
 
-def divide_stages(
-    options: ServiceOptions, times: StageTimes, workers: Sequence[WorkerSpec], load: Sequence[LoadShare]
-) -> dict[Replica, int]:
-    """The stages whose weights units of workers have to hold together, with the sizes of the units
-    (`placement.units.choose_units`); none under a policy that has no units."""
+def share_stages(
+    options: ServiceOptions, times: CostModel, workers: Sequence[WorkerSpec], load: Sequence[LoadShare]
+) -> dict[Replica, WeightsShare]:
+    """The stages whose weights units of workers have to hold together (`placement.shares.choose_shares`); none under a
+    policy that has no units."""
     if not find_policy(options.policy).supports_units:
         return {}
-    return choose_units(times, load, workers, options.worker.reserve_bytes)
+    return choose_shares(times, times.links, load, workers, options.worker.reserve_bytes)
 
 
 def assemble_service(

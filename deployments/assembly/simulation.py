@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from deployments.assembly.options import ServiceOptions, choose_device, describe_options, make_service_options
-from deployments.assembly.planning import Planners, assemble, assemble_service, divide_stages, list_service_workers
+from deployments.assembly.planning import Planners, assemble, assemble_service, list_service_workers, share_stages
 from deployments.config.app import AppArgs
 from placement import LoadShare
 from placement.cluster_file import ClusterSpec
@@ -108,8 +108,8 @@ def assemble_planners(
 ) -> tuple[Planners, CostModel]:
     """The planners of some of the workers, and the times that stages take there. Raises what `assemble` raises."""
     times, truth = setup.make_times(), setup.make_times()
-    if units := divide_stages(setup.options, times, workers, load):
-        times, truth = times.divide(units), truth.divide(units)
+    if shares := share_stages(setup.options, times, workers, load):
+        times, truth = times.share(shares, {}), truth.share(shares, {})
     return assemble(setup.options, times, workers, load, setup.placement), truth
 
 

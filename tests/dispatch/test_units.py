@@ -25,6 +25,7 @@ from placement import LoadShare
 from profiler import CostModel, compute_stages_peak_bytes, sum_weights_bytes
 from tests.dispatch.cluster import decide, request, worker
 from tests.profiler.synthetic import MIB, SHAPES, cost_model, row, step_seconds, table
+from tests.support.units import divide
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import ProfileError
 from tridentserve.plans import Replica
@@ -37,7 +38,7 @@ WITH_UNITS = [name for name, spec in POLICIES.items() if spec.supports_units]
 SMALL, LARGE = SHAPES[0], SHAPES[2]
 D, E, C = (Replica("one", stage) for stage in (Stage.DIFFUSE, Stage.ENCODE, Stage.DECODE))
 # D needs 400 MiB of weights on each of two, E 200: neither fits such a worker whole beside what it needs.
-TIMES = cost_model().divide({D: 2, E: 2})
+TIMES = divide(cost_model(), {D: 2, E: 2})
 MEMORY_BYTES = 600 * MIB
 
 
@@ -238,7 +239,7 @@ def test_costs_are_those_of_the_degree() -> None:
     assert TIMES.seconds("one", Stage.ENCODE, LARGE, 2) == cost_model().seconds("one", Stage.ENCODE, LARGE)
     assert TIMES.weights_bytes("one", Stage.ENCODE) == 200 * MIB
     assert TIMES.optimal_degree("one", Stage.DIFFUSE, SMALL) >= 2
-    learning = TIMES.divide({D: 2})
+    learning = divide(TIMES, {D: 2})
     learning.observe("one", Stage.DIFFUSE, LARGE, 2, 1, 3 * step_seconds(LARGE, 2))
     assert learning.seconds("one", Stage.DIFFUSE, LARGE, 2) == pytest.approx(2 * step_seconds(LARGE, 2))
     with pytest.raises(ProfileError, match="2 workers hold the weights of diffuse together, 1 cannot run it"):

@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from placement import LoadShare, Orchestrator, align, count_moved_bytes
 from placement.describe import describe_placement
 from placement.packing import Group, pack_per_machine
+from placement.shares import describe_shares
 from placement.split import keeps_up, split
-from placement.units import choose_units, count_smallest_workable, describe_divided_stages, list_block_sizes
+from placement.units import count_smallest_workable, list_block_sizes
 from profiler import CostModel, compute_stages_peak_bytes, sum_weights_bytes
 from tests.profiler.synthetic import DEGREES, MIB, SHAPES, WEIGHTS_BYTES, cost_model
+from tests.support.units import choose_units, divide
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import PlacementError
 from tridentserve.plans import PlacementPlan, Replica, WorkerId
@@ -41,7 +43,7 @@ def planned(
     load: list[LoadShare], workers: list[WorkerSpec], pooled: bool = True
 ) -> tuple[PlacementPlan, Mapping[Replica, int], CostModel]:
     units = choose_units(TIMES, load, workers, RESERVE_BYTES)
-    times = TIMES.divide(units)
+    times = divide(TIMES, units)
     return Orchestrator(times, RESERVE_BYTES, DEGREES, pooled).plan(load, workers), units, times
 
 
@@ -100,14 +102,14 @@ def test_the_virtual_replica_is_the_first_whose_shards_fit(memory_mib: int, kind
     cells = describe_placement(plan, workers, times)[1].split()[1:]
     assert set(cells[::2]) == kinds
     assert "in units of 2" in plan.reason
-    (line,) = describe_divided_stages(units, times)
+    (line,) = describe_shares(times)
     assert line.startswith("one D is divided among units of 2: ")
     assert line.endswith("each holds 0.4 GB of the weights")
 
 
 def test_workers_that_make_no_unit_hold_nothing() -> None:
     workers = cluster([3, 3], 1000)
-    times = TIMES.divide({D: 2, E: 2})
+    times = divide(TIMES, {D: 2, E: 2})
     plan = Orchestrator(times, RESERVE_BYTES, DEGREES, one_pool=True).plan([LoadShare("one", SMALL, 20)], workers)
     assert [worker_id for worker_id, held in plan.replicas.items() if not held] == ["n0w2", "n1w2"]
     assert plan.reason.endswith("2 workers hold nothing: they make no whole unit in a node")
@@ -211,7 +213,7 @@ def test_packing_puts_units_on_aligned_blocks(sizes: list[int], wanted: list[tup
 def test_a_transition_keeps_units_whole(sizes: list[int], before: int, after: int, data: st.DataObject) -> None:
     """D in units of 2, E in units of 4, C alone, in any numbers: what is placed stays whole, and no more bytes move."""
     workers, units = cluster(sizes, 1), {D: 2, E: 4}
-    times = TIMES.divide(units)
+    times = divide(TIMES, units)
 
     def some(number: int) -> PlacementPlan:
         draw = data.draw(st.permutations([(PlacementType.D, 2), (PlacementType.E, 4), (PlacementType.C, 1)]))
@@ -242,7 +244,7 @@ def test_a_transition_of_units_equals_brute_force(
     before: list[frozenset[Replica]], after: list[frozenset[Replica]], apart: bool
 ) -> None:
     """Four pairs of workers, of one node or of two: no other order of nodes and pairs moves less."""
-    workers, times = cluster([4, 4] if apart else [8], 1), TIMES.divide({D: 2})
+    workers, times = cluster([4, 4] if apart else [8], 1), divide(TIMES, {D: 2})
     ids = [worker.worker_id for worker in workers]
 
     def plan(pairs: Iterable[frozenset[Replica]]) -> PlacementPlan:
@@ -260,7 +262,7 @@ def test_a_transition_of_units_equals_brute_force(
 def test_a_switch_moves_shards_only() -> None:
     workers = cluster([4], 1)
     ids = [worker.worker_id for worker in workers]
-    times = TIMES.divide({D: 2})
+    times = divide(TIMES, {D: 2})
     d, c = frozenset({D}), frozenset({Replica("one", Stage.DECODE)})
     current = PlacementPlan(dict(zip(ids, (c, c, d, d), strict=True)))
     wanted = PlacementPlan(dict(zip(ids, (d, d, d, d), strict=True)))

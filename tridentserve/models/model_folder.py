@@ -198,7 +198,13 @@ def _list_shards(index: Path) -> tuple[Path, ...]:
 
 
 def count_safetensors_bytes(path: Path, element_bytes: int | None = None) -> int:
-    """Bytes of the tensors in one safetensors file, which its header states.
+    """Bytes of the tensors in one safetensors file, which its header states. The arguments, and what is raised, are
+    those of `measure_tensors`."""
+    return sum(measure_tensors(path, element_bytes).values())
+
+
+def measure_tensors(path: Path, element_bytes: int | None = None) -> dict[str, int]:
+    """Bytes of each tensor in one safetensors file by its name, which its header states.
 
     `element_bytes` is the number of bytes to count for each element of a floating-point tensor (2 for bfloat16). None
     counts tensors as stored.
@@ -208,6 +214,7 @@ def count_safetensors_bytes(path: Path, element_bytes: int | None = None) -> int
         header_bytes, header = _read_header(path)
         tensors = [
             (
+                name,
                 str(entry["dtype"]),
                 math.prod(map(operator.index, entry["shape"])),
                 *_check_offsets(entry["data_offsets"]),
@@ -221,10 +228,10 @@ def count_safetensors_bytes(path: Path, element_bytes: int | None = None) -> int
     expected_bytes = header_bytes + max((end for *_, end in tensors), default=0)
     if file_bytes < expected_bytes:
         raise ModelFolderError(f"{path} is cut short: {file_bytes} of {expected_bytes} bytes; copy it again")
-    return sum(
-        elements * element_bytes if element_bytes is not None and dtype in _FLOATING_DTYPES else end - start
-        for dtype, elements, start, end in tensors
-    )
+    return {
+        name: elements * element_bytes if element_bytes is not None and dtype in _FLOATING_DTYPES else end - start
+        for name, dtype, elements, start, end in tensors
+    }
 
 
 def _check_offsets(value: Any) -> tuple[int, int]:

@@ -86,6 +86,23 @@ class SequenceGroup(CollectiveGroup):
 
         return finish
 
+    def start_gather(self, whole: torch.Tensor, mine: torch.Tensor, positions: Sequence[int]) -> Callable[[], None]:
+        """Begin to fill `whole`, a run of as many equal parts as there are members, with the part `mine` of each of
+        them: that of rank r comes to the place `positions[r]`. Returns the function that waits for it, which may be
+        called after other collectives. Neither tensor may be changed before."""
+        with self._guard_collective("gather"):
+            if list(positions) == list(range(self.size)):
+                work = self._get_members()._allgather_base(whole, mine)
+            else:
+                parts = whole.view(self.size, -1)
+                work = self._get_members().allgather([[parts[position] for position in positions]], [mine])
+
+        def finish() -> None:
+            with self._guard_collective("gather"):
+                work.wait()
+
+        return finish
+
     def broadcast_tensors(self, tensors: dict[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
         """Return the named tensors of rank 0 on every rank. Other ranks pass None. The layout is sent first, then
         tensor by tensor."""

@@ -16,7 +16,7 @@ from profiler.measure.stages import measure_seconds
 from tridentserve.engine.live.transport.nixl_link import NixlLink
 from tridentserve.engine.live.transport.nixl_memory import locate_memory
 from tridentserve.engine.live.weights.pinned_memory import PinnedMemory
-from tridentserve.engine.live.weights.replica_store import copy_blocks
+from tridentserve.engine.live.weights.weights_loader import copy_blocks
 from tridentserve.engine.options import WorkerOptions
 
 _NUM_RUNS = 5

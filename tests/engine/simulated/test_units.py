@@ -15,9 +15,9 @@ from deployments.assembly.simulation import SimulationSetup, simulate
 from deployments.validation.args import check_args
 from dispatch import DispatchOptions
 from dispatch.policies import POLICIES
-from placement.units import choose_units
 from profiler import CostModel, read_shipped_table
 from tests.support.decision_log import read_log
+from tests.support.units import choose_units
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.options import WorkerOptions
 from tridentserve.engine.simulated import SimulationOptions, SimulationResult, TimedRequest, WorkerFailure

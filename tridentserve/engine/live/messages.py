@@ -16,6 +16,7 @@ from tridentserve.plans import DispatchPlan, PlanMember, Replica, StageSpan
 from tridentserve.protocols import LoadSource
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape
 from tridentserve.scheduling.estimation.hot_groups import HotGroup
+from tridentserve.weights_share import WeightsShare
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,8 @@ class WorkerConfig:
     """Names its placement in the Ray dashboard."""
     replicas: frozenset[Replica]
     sources: dict[str, ModelSource]
+    shares: dict[Replica, WeightsShare]
+    """The stages of which workers do not keep all weights."""
     store_host: str
     store_port: int
     options: WorkerOptions = field(default_factory=WorkerOptions)

@@ -53,8 +53,8 @@ class RemotePeer:
     async def send_output(self, key: HandoffKey, to: WorkerId) -> None:
         await self._ask("send_output", key, to)
 
-    async def count_readers(self, replica: Replica) -> int | None:
-        answer: int | None = await self._ask("count_readers", replica)
+    async def count_readers(self, replica: Replica, shard: int) -> int | None:
+        answer: int | None = await self._ask("count_readers", replica, shard)
         return answer
 
     async def send_weights(self, order: WeightOrder) -> None:

@@ -56,8 +56,9 @@ class WeightPeer(Protocol):
     @property
     def node_id(self) -> str: ...
 
-    async def count_readers(self, replica: Replica) -> int | None:
-        """Number of workers that the peer is sending the replica to; None when the peer does not hold it."""
+    async def count_readers(self, replica: Replica, shard: int) -> int | None:
+        """Number of workers that the peer is sending the replica to; None when the peer does not hold it, or other
+        shards of it."""
 
     async def send_weights(self, order: WeightOrder) -> None:
         """Have the peer carry out the order; returns when all is written. Raises `HandoffError`."""
@@ -74,12 +75,13 @@ class PeerWeights:
         self._numbers = itertools.count()
         self._aside: set[asyncio.Future[None]] = set()
 
-    async def fetch_weights(self, replica: Replica, buffer: torch.Tensor) -> bool:
-        """Fill `buffer` from a peer, the least busy first. False when no peer of this node could do it.
+    async def fetch_weights(self, replica: Replica, shard: int, buffer: torch.Tensor) -> bool:
+        """Fill `buffer` from a peer that keeps the same shards, the least busy first. False when no peer of this node
+        could do it.
 
         Raises `TimeoutError` when a peer neither did it nor gave up: the buffer must not be used then. It stays alive
         until the peer has let go of it."""
-        offers = await self._list_offers(replica)
+        offers = await self._list_offers(replica, shard)
         if not offers:
             return False
         try:
@@ -109,9 +111,9 @@ class PeerWeights:
         await self.deregister(buffer)
         return False
 
-    async def _list_offers(self, replica: Replica) -> list[WeightPeer]:
+    async def _list_offers(self, replica: Replica, shard: int) -> list[WeightPeer]:
         near = [peer for peer in self._peers.values() if peer.link_name is not None and peer.node_id == self._node_id]
-        asked = (asyncio.wait_for(peer.count_readers(replica), _OFFER_TIMEOUT_S) for peer in near)
+        asked = (asyncio.wait_for(peer.count_readers(replica, shard), _OFFER_TIMEOUT_S) for peer in near)
         answers = await asyncio.gather(*asked, return_exceptions=True)
         offers = [(busy, index) for index, busy in enumerate(answers) if isinstance(busy, int)]
         return [near[index] for _, index in sorted(offers)]

@@ -14,32 +14,27 @@ import asyncio
 import gc
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 import torch
 
 from tridentserve.engine.eviction import choose_victims
 from tridentserve.engine.live.messages import ReplicaLoad
-from tridentserve.engine.live.weights.host_copies import HostCopies, HostCopy
+from tridentserve.engine.live.weights.host_copies import HostCopies
 from tridentserve.engine.live.weights.peer_weights import PeerWeights, WeightOrder, choose_timeout_s
-from tridentserve.engine.options import Fetch
-from tridentserve.errors import ConfigError, HandoffError, OutOfMemoryError, WorkerError
-from tridentserve.pipelines import kernels, weights
+from tridentserve.engine.live.weights.weights_loader import DeviceCall, LoadedWeights, OpenedWeights, WeightsLoader
+from tridentserve.errors import HandoffError, OutOfMemoryError, WorkerError
+from tridentserve.models.step_cache import StepCache
+from tridentserve.parallel import SequenceGroup
+from tridentserve.pipelines import kernels
 from tridentserve.pipelines.base import PipelineAdapter
 from tridentserve.pipelines.encoder_memo import EncoderMemo, install_memo
 from tridentserve.pipelines.loading import load_adapter
 from tridentserve.plans import DispatchPlan, Replica, WorkerId
-from tridentserve.protocols import LoadSource
 
 logger = logging.getLogger(__name__)
-
-
-class DeviceCall(Protocol):
-    """Runs a function where the device is used."""
-
-    def __call__(self, function: Callable[..., Any], *args: Any) -> Awaitable[Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,22 +53,11 @@ class MemoryBudget:
         return self.handoff_bytes + self.group_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class _Opened:
-    """A host copy that can be used."""
-
-    copy: HostCopy
-    source: LoadSource
-    """`host` when the copy existed already, else `disk`."""
-    seconds: float
-    """Seconds that it took to find or make it."""
-
-
 @dataclass(slots=True)
 class _Resident:
     """A replica in memory."""
 
-    buffer: torch.Tensor
+    loaded: LoadedWeights
     readers: int = 0
     """Number of peers that it is being sent to."""
     unread: asyncio.Event = field(default_factory=asyncio.Event)
@@ -88,15 +72,6 @@ def list_needed_replicas(plan: DispatchPlan, worker_id: WorkerId) -> tuple[Repli
     return tuple(Replica(plan.model, stage) for stage in plan.stages if worker_id in plan.workers_of(stage))
 
 
-def resolve_fetch_mode(fetch: Fetch, device: torch.device) -> Fetch:
-    """The mode that `auto` stands for on a device. Raises `ConfigError` for `mapped` on a device that is no CPU."""
-    if fetch == "auto":
-        return "mapped" if device.type == "cpu" else "peer"
-    if fetch == "mapped" and device.type != "cpu":
-        raise ConfigError("a GPU cannot use the pages of the host copy: choose `peer` or `host`")
-    return fetch
-
-
 class ReplicaStore:
     """The replicas of one worker. All but `adapter` belongs to its event loop; one `prepare` runs at a time."""
 
@@ -105,9 +80,8 @@ class ReplicaStore:
         host: HostCopies,
         device: torch.device,
         budget: MemoryBudget,
-        fetch: Fetch,
-        block_bytes: int,
         on_device: DeviceCall,
+        loader: WeightsLoader,
         peers: PeerWeights | None,
         on_load: Callable[[ReplicaLoad], None] = lambda load: None,
     ) -> None:
@@ -115,9 +89,8 @@ class ReplicaStore:
         self._host = host
         self._device = device
         self._budget = budget
-        self._fetch = resolve_fetch_mode(fetch, device)
-        self._block_bytes = block_bytes
         self._on_device = on_device
+        self._loader = loader
         self._peers = peers
         self._on_load = on_load
         self.wanted: frozenset[Replica] = frozenset()
@@ -130,7 +103,7 @@ class ReplicaStore:
     @property
     def resident_bytes(self) -> int:
         """Bytes of all weights in memory."""
-        return sum(resident.buffer.nbytes for resident in self._resident.values())
+        return sum(resident.loaded.num_bytes for resident in self._resident.values())
 
     @property
     def resident(self) -> tuple[Replica, ...]:
@@ -142,6 +115,15 @@ class ReplicaStore:
         if replica not in self._resident:
             raise WorkerError(f"{replica} is not in memory")
         return self._adapters[replica]
+
+    @contextmanager
+    def use(self, replica: Replica, group: SequenceGroup | None) -> Iterator[PipelineAdapter]:
+        """A replica that `prepare` has made resident, to compute with the workers of a group. Raises `GroupError` where
+        its weights are divided and cannot be put together."""
+        adapter = self.adapter(replica)
+        layered = self._resident[replica].loaded.layered
+        with layered.gather(group) if layered is not None else nullcontext():
+            yield adapter
 
     async def load_placement(self, wanted: frozenset[Replica]) -> None:
         """Make the replicas of a placement resident; one that does not fit is loaded when a plan needs it."""
@@ -166,9 +148,9 @@ class ReplicaStore:
         Raises `OutOfMemoryError`, with the numbers, when the plan can never fit here, before anything is evicted or
         loaded."""
         missing = [replica for replica in needed if replica not in self._resident]
-        opened = {replica: await self._on_device(self._open, replica) for replica in missing}
-        sizes = {replica: resident.buffer.nbytes for replica, resident in self._resident.items()}
-        sizes |= {replica: one.copy.layout.nbytes for replica, one in opened.items()}
+        opened = {replica: await self._on_device(self._loader.open, replica) for replica in missing}
+        sizes = {replica: resident.loaded.num_bytes for replica, resident in self._resident.items()}
+        sizes |= {replica: one.num_bytes for replica, one in opened.items()}
         fixed = set(needed).union(replica for replica in keep if replica in self._resident)
         self._check_room(fixed, sizes, peak_bytes)
         excess_bytes = sum(sizes.values()) + peak_bytes + self._budget.reserve_bytes - self._budget.total_bytes
@@ -179,11 +161,6 @@ class ReplicaStore:
                 self._resident[replica] = self._resident.pop(replica)  # used now
             else:
                 tell(await self._load(replica, opened[replica]))
-
-    def _open(self, replica: Replica) -> _Opened:
-        was_made, start_s = self._host.has(replica), time.perf_counter()
-        copy = self._host.get(replica)
-        return _Opened(copy, "host" if was_made else "disk", time.perf_counter() - start_s)
 
     def _check_room(self, fixed: Collection[Replica], sizes: dict[Replica, int], peak_bytes: int) -> None:
         weights_bytes = sum(sizes[replica] for replica in fixed)
@@ -196,53 +173,34 @@ class ReplicaStore:
                 f"this worker has {self._budget.total_bytes}"
             )
 
-    async def _load(self, replica: Replica, opened: _Opened) -> ReplicaLoad:
+    async def _load(self, replica: Replica, opened: OpenedWeights) -> ReplicaLoad:
         start_s = time.perf_counter() - opened.seconds
-        buffer, source = await self._fetch_bytes(replica, opened)
+        loaded = await self._loader.load(replica, opened)
         try:
-            await self._on_device(self._attach, replica, opened.copy, buffer)
+            await self._on_device(self._attach, replica, loaded)
         except BaseException:
-            if source == "peer" and self._peers is not None:
-                await self._peers.deregister(buffer)
+            if loaded.source == "peer":
+                await self._loader.close(loaded)
             raise
-        self._resident[replica] = _Resident(buffer)
+        self._resident[replica] = _Resident(loaded)
         # A replica that has left and come back in the meantime is not reported as evicted.
         evicted = tuple(other for other in self._evicted if other != replica)
         self._evicted.clear()
-        load = ReplicaLoad(replica, evicted, source, buffer.nbytes, time.perf_counter() - start_s)
+        load = ReplicaLoad(replica, evicted, loaded.source, loaded.num_bytes, time.perf_counter() - start_s)
         self._on_load(load)
         return load
 
-    async def _fetch_bytes(self, replica: Replica, opened: _Opened) -> tuple[torch.Tensor, LoadSource]:
-        copy = opened.copy
-        if self._fetch == "mapped":
-            return copy.buffer, opened.source
-        buffer = await self._on_device(self._allocate_buffer, copy.layout.nbytes)
-        if self._fetch == "peer" and self._peers is not None:
-            try:
-                if await self._peers.fetch_weights(replica, buffer):
-                    return buffer, "peer"
-            except TimeoutError:  # a peer may still write into this buffer
-                buffer = await self._on_device(self._allocate_buffer, copy.layout.nbytes)
-        await self._on_device(copy_blocks, buffer, copy.buffer, self._block_bytes)
-        return buffer, opened.source
-
-    def _allocate_buffer(self, nbytes: int) -> torch.Tensor:
-        buffer = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
-        if buffer.is_cuda:  # NIXL does not wait for what the stream still does with memory that has just been freed
-            torch.cuda.current_stream(self._device).synchronize()
-        return buffer
-
-    def _attach(self, replica: Replica, copy: HostCopy, buffer: torch.Tensor) -> None:
+    def _attach(self, replica: Replica, loaded: LoadedWeights) -> None:
         if replica not in self._adapters:
             source, stages = self._host.source(replica), frozenset({replica.stage})
             self._adapters[replica] = load_adapter(
                 source.folder, stages, device=str(self._device), dtype=self._host.dtype(replica), weights=False
             )
             kernels.install(self._adapters[replica], source.kernels)
-            self._adapters[replica].step_cache = source.step_cache
+            # Members that skip different layers would wait for each other's shards.
+            self._adapters[replica].step_cache = StepCache(0, 0) if loaded.is_divided else source.step_cache
             self._memos[replica] = install_memo(self._adapters[replica])
-        weights.attach(self._adapters[replica], copy.tensors(buffer))
+        loaded.attach(self._adapters[replica])
 
     async def unload_model(self, model: str) -> None:
         """Drop all replicas of a model, which no plan of this worker needs any more, and all that was made for them."""
@@ -260,25 +218,24 @@ class ReplicaStore:
         letting_go = asyncio.create_task(self._release_when_unread(resident))
         self._letting_go.add(letting_go)
         letting_go.add_done_callback(self._letting_go.discard)
-        done, _ = await asyncio.wait({letting_go}, timeout=choose_timeout_s(resident.buffer.nbytes))
+        done, _ = await asyncio.wait({letting_go}, timeout=choose_timeout_s(resident.loaded.buffer.nbytes))
         for task in done:
             task.result()
         if not done:
             logger.warning("a peer still reads %s: its memory is free later", replica)
         self._memos[replica].clear()
-        await self._on_device(weights.detach, self._adapters[replica])
+        await self._on_device(resident.loaded.detach, self._adapters[replica])
 
     async def _release_when_unread(self, resident: _Resident) -> None:
         await resident.unread.wait()
-        if self._peers is not None:
-            await self._peers.deregister(resident.buffer)
+        await self._loader.close(resident.loaded)
 
     # The methods that peers call.
 
-    def count_readers(self, replica: Replica) -> int | None:
-        """Number of peers that the replica is being sent to; None when it is not here."""
+    def count_readers(self, replica: Replica, shard: int) -> int | None:
+        """Number of peers that the replica is being sent to; None when it is not here, or other shards of it."""
         resident = self._resident.get(replica)
-        return resident.readers if resident is not None else None
+        return resident.readers if resident is not None and self._loader.find_shard(replica) == shard else None
 
     async def send_weights(self, order: WeightOrder) -> None:
         """Write a replica into a peer's memory. Raises `HandoffError`, also when it has left meanwhile."""
@@ -288,7 +245,7 @@ class ReplicaStore:
         resident.readers += 1
         resident.unread.clear()
         try:
-            await self._peers.write_weights(order, resident.buffer)
+            await self._peers.write_weights(order, resident.loaded.buffer)
         finally:
             resident.readers -= 1
             if not resident.readers:
@@ -300,12 +257,3 @@ def _free_memory(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-
-
-def copy_blocks(target: torch.Tensor, source: torch.Tensor, block_bytes: int) -> None:
-    """Copy bytes block by block, so that nothing of the size of a model is made on the way."""
-    for offset in range(0, source.numel(), block_bytes):
-        block = source[offset : offset + block_bytes]
-        target[offset : offset + block.numel()].copy_(block, non_blocking=True)
-    if target.is_cuda:
-        torch.cuda.current_stream(target.device).synchronize()

@@ -115,21 +115,18 @@ class StageExecutor:
         for stage in plan.stages:
             if self._worker_id not in plan.workers_of(stage):
                 continue
-            adapter, group = self._replicas.adapter(Replica(plan.model, stage)), groups.get(len(plan.workers_of(stage)))
-            match stage:
-                case Stage.ENCODE:
-                    self._encode(plan, adapter, inputs, execution, frugal)
-                case Stage.DIFFUSE:
-                    try:
-                        _run_diffuse(plan, Denoising(plan, adapter, group, control), inputs, execution)
-                    finally:
-                        adapter.drop_lora()
-                case Stage.DECODE:
-                    decoding = Decoding(plan, adapter, group)
-                    with _time_stage(stage, plan, execution):
-                        images = decoding.decode_members(inputs, execution.outputs, control.stopped, in_tiles=frugal)
-                    execution.stopped |= images is None
-                    execution.outputs, execution.images, execution.tiled = {}, images or {}, decoding.tiled
+            group = groups.get(len(plan.workers_of(stage)))
+            with self._replicas.use(Replica(plan.model, stage), group) as adapter:
+                match stage:
+                    case Stage.ENCODE:
+                        self._encode(plan, adapter, inputs, execution, frugal)
+                    case Stage.DIFFUSE:
+                        try:
+                            _run_diffuse(plan, Denoising(plan, adapter, group, control), inputs, execution)
+                        finally:
+                            adapter.drop_lora()
+                    case Stage.DECODE:
+                        _run_decode(plan, Decoding(plan, adapter, group), inputs, execution, control, frugal)
             if execution.stopped:
                 return Execution(execution.spans, stopped=True)
             if execution.paused_after is not None:
@@ -168,6 +165,20 @@ def _run_diffuse(
         denoising.run_steps(execution.spans)
         execution.stopped, execution.paused_after = denoising.stopped, denoising.paused_after
     execution.outputs, execution.skipped_steps = denoising.collect_outputs(), denoising.count_skipped_steps()
+
+
+def _run_decode(
+    plan: DispatchPlan,
+    decoding: Decoding,
+    inputs: Mapping[str, GenerationInputs],
+    execution: Execution,
+    control: StepControl,
+    frugal: bool,
+) -> None:
+    with _time_stage(Stage.DECODE, plan, execution):
+        images = decoding.decode_members(inputs, execution.outputs, control.stopped, in_tiles=frugal)
+    execution.stopped |= images is None
+    execution.outputs, execution.images, execution.tiled = {}, images or {}, decoding.tiled
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from tridentserve.engine.live.transport.parcel import ParcelLayout
 from tridentserve.engine.live.weights.host_copies import HostCopies
 from tridentserve.engine.live.weights.peer_weights import PeerWeights
 from tridentserve.engine.live.weights.replica_store import MemoryBudget, ReplicaStore
+from tridentserve.engine.live.weights.weights_loader import WeightsLoader
 from tridentserve.engine.live.worker.device_thread import DeviceThread
 from tridentserve.engine.live.worker.executor import StageExecutor
 from tridentserve.engine.live.worker.plan_runner import PlanRunner
@@ -79,16 +80,20 @@ class WorkerParts:
         options, peers = self.config.options, None
         if self._link is not None:
             peers = PeerWeights(self._link, self._peers, _get_node_id(), options.block_bytes)
-        budget = MemoryBudget(self.config.spec.memory_bytes, options.handoff_bytes, options.group_bytes)
-        return ReplicaStore(
+        spec = self.config.spec
+        loader = WeightsLoader(
             self.host_copies,
             device,
-            budget,
             options.fetch,
             options.block_bytes,
             self.device_thread,
             peers,
-            self._metrics.count_load,
+            self.config.shares,
+            spec.place,
+        )
+        budget = MemoryBudget(spec.memory_bytes, options.handoff_bytes, options.group_bytes)
+        return ReplicaStore(
+            self.host_copies, device, budget, self.device_thread, loader, peers, self._metrics.count_load
         )
 
     async def start(self, serve: Callable[[Channel], object]) -> WorkerReady:

@@ -80,8 +80,8 @@ class WorkerCalls:
 
     # The replicas, as peers call them (see `weights.peer_weights.WeightPeer`).
 
-    async def count_readers(self, replica: Replica) -> int | None:
-        return self._parts.replicas.count_readers(replica)
+    async def count_readers(self, replica: Replica, shard: int) -> int | None:
+        return self._parts.replicas.count_readers(replica, shard)
 
     async def send_weights(self, order: WeightOrder) -> None:
         await self._parts.replicas.send_weights(order)

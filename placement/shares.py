@@ -1,0 +1,172 @@
+"""The stages whose weights one worker cannot hold: the smallest groups that can, and those that are streamed.
+
+TridentServe, arXiv 2510.02838, appendix E.2: weights are divided only where they do not fit one GPU, among as few as
+hold them under the largest load, and then these few are planned with as one. The paper divides D alone; here the same
+can hold for E and C, since a text encoder may outweigh a small GPU too. Streaming is not in the paper.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from placement.units import list_block_sizes
+from profiler import CostModel
+from profiler.memory import compute_peak_bytes_by_degree
+from profiler.tables.links import LinkSpeeds
+from tridentserve.cluster import WorkerSpec
+from tridentserve.errors import ProfileError
+from tridentserve.load import LoadShare
+from tridentserve.plans import Replica
+from tridentserve.protocols import StageTimes
+from tridentserve.requests import Shape
+from tridentserve.stages import Stage
+from tridentserve.weights_share import WHOLE, LayerSizes, WeightsShare
+
+
+def choose_shares(
+    times: StageTimes,
+    links: LinkSpeeds,
+    load: Sequence[LoadShare],
+    workers: Sequence[WorkerSpec],
+    handoff_reserve_bytes: int,
+    divisible: Collection[Stage] = tuple(Stage),
+    layers: Mapping[Replica, LayerSizes] = MappingProxyType({}),
+) -> dict[Replica, WeightsShare]:
+    """The stages of the load's models of which a worker cannot keep all weights beside the activations of every size
+    (D at the degree that needs least), each with the share that it keeps. The worker with the least memory decides.
+
+    The stages of `divisible` may be divided among the smallest power of two of workers in one node on which they fit,
+    and those of `layers`, which has their layers, may be streamed. Where both can be, the way that takes fewer
+    worker-seconds for the load is taken. A stage that fits in neither way is left out: planning refuses it, with the
+    numbers.
+
+    `times` has whole stages (`CostModel.share` takes what comes of this), and `links` are the links of its device.
+    `ProfileError` for a model or size that is not profiled.
+    """
+    if not workers:
+        return {}
+    chooser = _ShareChooser(times, links, min(worker.memory_bytes for worker in workers) - handoff_reserve_bytes)
+    sizes = list_block_sizes(workers)
+    loads: defaultdict[str, list[LoadShare]] = defaultdict(list)
+    for kind in load:
+        if kind.weight > 0:
+            loads[kind.model].append(kind)
+    shares = {}
+    for model in sorted(loads):
+        for stage in Stage:
+            replica = Replica(model, stage)
+            units = sizes[1:] if stage in divisible else []
+            share = chooser.choose(replica, loads[model], sizes, units, layers.get(replica))
+            if not share.is_whole:
+                shares[replica] = share
+    return shares
+
+
+def describe_shares(times: CostModel) -> list[str]:
+    """A line for each stage of which workers do not keep all weights, with the reason."""
+    lines = []
+    for replica, share in sorted(times.shares.items()):
+        kept = f"{times.weights_bytes(replica.model, replica.stage) / 1e9:.1f} GB"
+        name = f"{replica.model} {replica.stage.letter}"
+        if share.streamed:
+            lines.append(
+                f"{name} is streamed: its weights and activations do not fit a worker, which keeps {kept} of them and "
+                "copies each layer from the host copy before it computes"
+            )
+        else:
+            lines.append(
+                f"{name} is divided among units of {share.unit}: its weights and activations do not fit fewer GPUs; "
+                f"each holds {kept} of the weights"
+            )
+    return lines
+
+
+@dataclass(frozen=True, slots=True)
+class _ShareChooser:
+    """Compares the ways to keep the weights of a stage."""
+
+    times: StageTimes
+    links: LinkSpeeds
+    usable_bytes: int
+    """Memory of a worker for weights and activations."""
+
+    def choose(
+        self,
+        replica: Replica,
+        load: Sequence[LoadShare],
+        sizes: Sequence[int],
+        units: Sequence[int],
+        layers: LayerSizes | None,
+    ) -> WeightsShare:
+        """The share of one stage. `sizes`: the degrees that nodes can form; `units`: the sizes of units that are
+        allowed."""
+        total_bytes = self.times.weights_bytes(replica.model, replica.stage)
+        known = layers.scale(total_bytes) if layers is not None else None
+        if self._fits(replica, load, total_bytes, self._list_degrees(replica, sizes, 1)):
+            return WHOLE
+        best, least_s = WHOLE, math.inf
+        ways = [WeightsShare(unit) for unit in units]
+        if known is not None:
+            ways.append(WeightsShare(streamed=True))
+        for share in ways:
+            kept_bytes = -(-total_bytes // share.unit) if known is None else known.count_kept_bytes(share)
+            degrees = self._list_degrees(replica, sizes, share.unit)
+            if not self._fits(replica, load, kept_bytes, degrees) or 1 < best.unit < share.unit:
+                continue
+            supplied_bytes = total_bytes - kept_bytes if known is None else known.count_supplied_bytes(share)
+            seconds = self._sum_worker_seconds(replica, load, degrees, share, supplied_bytes)
+            if best.is_whole or seconds < least_s:
+                best, least_s = share, seconds
+        return best
+
+    def _list_degrees(self, replica: Replica, sizes: Sequence[int], unit: int) -> list[int]:
+        if replica.stage is not Stage.DIFFUSE:
+            return [1]
+        degrees = self.times.degrees(replica.model, replica.stage)
+        return [degree for degree in degrees if unit <= degree and degree in sizes]
+
+    def _fits(self, replica: Replica, load: Sequence[LoadShare], kept_bytes: int, degrees: Sequence[int]) -> bool:
+        """True when every size runs where workers keep so many bytes of the weights."""
+        model, stage = replica.model, replica.stage
+        return bool(degrees) and all(
+            kept_bytes + _find_least_peak_bytes(self.times, model, stage, kind.shape, degrees) <= self.usable_bytes
+            for kind in load
+        )
+
+    def _sum_worker_seconds(
+        self,
+        replica: Replica,
+        load: Sequence[LoadShare],
+        degrees: Sequence[int],
+        share: WeightsShare,
+        supplied_bytes: int,
+    ) -> float:
+        """Worker-seconds of the load's runs of a stage, each at the degree that takes fewest."""
+        is_diffuse = replica.stage is Stage.DIFFUSE
+        speed = self.links.host_bytes_per_s if share.streamed else self.links.intra_node_bytes_per_s
+        total_s = 0.0
+        for kind in load:
+            costs = []
+            for degree in degrees:
+                try:
+                    seconds = self.times.seconds(replica.model, replica.stage, kind.shape, degree)
+                except ProfileError:  # wide degrees need not cover small sizes, nor narrow ones large sizes
+                    continue
+                workers = degree if is_diffuse else share.unit
+                costs.append(workers * max(seconds, supplied_bytes / speed))
+            total_s += kind.weight * (kind.num_inference_steps if is_diffuse else 1) * min(costs)
+        return total_s
+
+
+def _find_least_peak_bytes(times: StageTimes, model: str, stage: Stage, shape: Shape, degrees: Sequence[int]) -> float:
+    """The least peak of one stage over these degrees; infinite where D was profiled at other degrees only."""
+    try:
+        return min(compute_peak_bytes_by_degree(times, model, (stage,), shape, degrees).values())
+    except ProfileError:
+        if stage is Stage.DIFFUSE and degrees[0] > 1:
+            return float("inf")
+        raise

@@ -1,0 +1,179 @@
+"""Brings the weights of a replica into a worker's memory, from a worker of the node or from its host copy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from tridentserve.engine.live.weights.host_copies import HostCopies, HostCopy
+from tridentserve.engine.live.weights.layered_weights import LayeredLayout, LayeredWeights
+from tridentserve.engine.live.weights.peer_weights import PeerWeights
+from tridentserve.engine.options import Fetch
+from tridentserve.errors import ConfigError
+from tridentserve.pipelines import weights
+from tridentserve.pipelines.base import PipelineAdapter
+from tridentserve.plans import Replica
+from tridentserve.protocols import LoadSource
+from tridentserve.weights_share import WHOLE, WeightsShare
+
+
+class DeviceCall(Protocol):
+    """Runs a function where the device is used."""
+
+    def __call__(self, function: Callable[..., Any], *args: Any) -> Awaitable[Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedWeights:
+    """The weights of a replica that can be loaded."""
+
+    copy: HostCopy
+    source: LoadSource
+    """`host` when the copy existed already, else `disk`."""
+    seconds: float
+    """Seconds that it took to find or make it."""
+    layout: LayeredLayout | None
+    """The layout where the worker does not keep all weights."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that they take on the device."""
+        return self.copy.layout.nbytes if self.layout is None else self.layout.num_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedWeights:
+    """The weights of a replica in memory."""
+
+    buffer: torch.Tensor
+    """What the worker keeps for good, which may be sent to a peer that keeps the same."""
+    num_bytes: int
+    """Bytes that they take on the device."""
+    source: LoadSource
+    copy: HostCopy
+    layered: LayeredWeights | None
+    """The layers in turns, where the worker does not keep all weights."""
+
+    @property
+    def is_divided(self) -> bool:
+        """True when workers have to put the layers together."""
+        return self.layered is not None and not self.layered.is_streamed
+
+    def attach(self, adapter: PipelineAdapter) -> None:
+        """Give the models of an adapter these weights."""
+        if self.layered is None:
+            weights.attach(adapter, self.copy.tensors(self.buffer))
+        else:
+            self.layered.attach(adapter)
+
+    def detach(self, adapter: PipelineAdapter) -> None:
+        """Take the weights out of the models again."""
+        if self.layered is None:
+            weights.detach(adapter)
+        else:
+            self.layered.detach(adapter)
+
+
+def resolve_fetch_mode(fetch: Fetch, device: torch.device) -> Fetch:
+    """The mode that `auto` stands for on a device. Raises `ConfigError` for `mapped` on a device that is no CPU."""
+    if fetch == "auto":
+        return "mapped" if device.type == "cpu" else "peer"
+    if fetch == "mapped" and device.type != "cpu":
+        raise ConfigError("a GPU cannot use the pages of the host copy: choose `peer` or `host`")
+    return fetch
+
+
+class WeightsLoader:
+    """Loads weights for one worker."""
+
+    def __init__(
+        self,
+        host: HostCopies,
+        device: torch.device,
+        fetch: Fetch,
+        block_bytes: int,
+        on_device: DeviceCall,
+        peers: PeerWeights | None,
+        shares: Mapping[Replica, WeightsShare],
+        place: int,
+    ) -> None:
+        """`shares`: the stages of which the worker does not keep all weights; `place`: its number in its node, which
+        says which shards it keeps."""
+        self._host = host
+        self._device = device
+        self._fetch = resolve_fetch_mode(fetch, device)
+        self._block_bytes = block_bytes
+        self._on_device = on_device
+        self._peers = peers
+        self._shares = shares
+        self._place = place
+
+    def open(self, replica: Replica) -> OpenedWeights:
+        """Find or make the host copy of a replica, in the thread that computes."""
+        was_made, start_s = self._host.has(replica), time.perf_counter()
+        copy, share = self._host.get(replica), self._shares.get(replica, WHOLE)
+        layout = None if share.is_whole else LayeredLayout(copy, share, self._place % share.unit)
+        return OpenedWeights(copy, "host" if was_made else "disk", time.perf_counter() - start_s, layout)
+
+    def find_shard(self, replica: Replica) -> int | None:
+        """The number of the shards of a replica that this worker keeps: 0 of whole weights, None where it keeps no
+        layer, so that no peer can have all from it."""
+        share = self._shares.get(replica, WHOLE)
+        return None if share.streamed else self._place % share.unit
+
+    async def load(self, replica: Replica, opened: OpenedWeights) -> LoadedWeights:
+        """Bring the weights into memory; `close` lets go of them."""
+        layout = opened.layout
+        if layout is None and self._fetch == "mapped":
+            return LoadedWeights(opened.copy.buffer, opened.num_bytes, opened.source, opened.copy, None)
+        kept_bytes = opened.num_bytes if layout is None else layout.kept_bytes
+        buffer, source = await self._fetch_bytes(replica, opened, kept_bytes)
+        layered = None
+        if layout is not None:
+            slots = [await self._on_device(self._allocate_buffer, layout.slot_bytes) for _ in range(2)]
+            layered = await self._on_device(LayeredWeights, layout, buffer, slots)
+        return LoadedWeights(buffer, opened.num_bytes, source, opened.copy, layered)
+
+    async def close(self, loaded: LoadedWeights) -> None:
+        """Let go of memory that peers have written into or read from."""
+        if self._peers is not None:
+            await self._peers.deregister(loaded.buffer)
+
+    async def _fetch_bytes(
+        self, replica: Replica, opened: OpenedWeights, kept_bytes: int
+    ) -> tuple[torch.Tensor, LoadSource]:
+        buffer = await self._on_device(self._allocate_buffer, kept_bytes)
+        shard = self.find_shard(replica)
+        if self._fetch == "peer" and self._peers is not None and shard is not None:
+            try:
+                if await self._peers.fetch_weights(replica, shard, buffer):
+                    return buffer, "peer"
+            except TimeoutError:  # a peer may still write into this buffer
+                buffer = await self._on_device(self._allocate_buffer, kept_bytes)
+        await self._on_device(self._fill, buffer, opened)
+        return buffer, opened.source
+
+    def _fill(self, buffer: torch.Tensor, opened: OpenedWeights) -> None:
+        if opened.layout is None:
+            copy_blocks(buffer, opened.copy.buffer, self._block_bytes)
+        else:
+            opened.layout.fill(buffer, lambda target, source: copy_blocks(target, source, self._block_bytes))
+
+    def _allocate_buffer(self, nbytes: int) -> torch.Tensor:
+        buffer = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+        if buffer.is_cuda:  # NIXL does not wait for what the stream still does with memory that has just been freed
+            torch.cuda.current_stream(self._device).synchronize()
+        return buffer
+
+
+def copy_blocks(target: torch.Tensor, source: torch.Tensor, block_bytes: int) -> None:
+    """Copy bytes block by block, so that nothing of the size of a model is made on the way."""
+    for offset in range(0, source.numel(), block_bytes):
+        block = source[offset : offset + block_bytes]
+        target[offset : offset + block.numel()].copy_(block, non_blocking=True)
+    if target.is_cuda:
+        torch.cuda.current_stream(target.device).synchronize()
