@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -27,22 +27,32 @@ from tridentserve.stages import Stage
 from tridentserve.weights_share import WHOLE, LayerSizes, WeightsShare
 
 
+@dataclass(frozen=True, slots=True)
+class AllowedShares:
+    """The ways in which workers may keep the weights of a stage."""
+
+    whole: bool = True
+    divided: bool = True
+    streamed: bool = True
+    layers: LayerSizes | None = None
+    """Its layers, in whatever number format. Without them it cannot be streamed, and counts as if layers were all that
+    it has."""
+
+
 def choose_shares(
     times: StageTimes,
     links: LinkSpeeds,
     load: Sequence[LoadShare],
     workers: Sequence[WorkerSpec],
     handoff_reserve_bytes: int,
-    divisible: Collection[Stage] = tuple(Stage),
-    layers: Mapping[Replica, LayerSizes] = MappingProxyType({}),
+    allowed: Mapping[Replica, AllowedShares] = MappingProxyType({}),
 ) -> dict[Replica, WeightsShare]:
     """The stages of the load's models of which a worker cannot keep all weights beside the activations of every size
     (D at the degree that needs least), each with the share that it keeps. The worker with the least memory decides.
 
-    The stages of `divisible` may be divided among the smallest power of two of workers in one node on which they fit,
-    and those of `layers`, which has their layers, may be streamed. Where both can be, the way that takes fewer
-    worker-seconds for the load is taken. A stage that fits in neither way is left out: planning refuses it, with the
-    numbers.
+    A stage is divided among the smallest power of two of workers in one node on which it fits, or streamed. Where both
+    can be, the way that takes fewer worker-seconds for the load is taken. `allowed` has the stages that may not be kept
+    in all ways. A stage that fits in no way is left out: planning refuses it, with the numbers.
 
     `times` has whole stages (`CostModel.share` takes what comes of this), and `links` are the links of its device.
     `ProfileError` for a model or size that is not profiled.
@@ -59,28 +69,27 @@ def choose_shares(
     for model in sorted(loads):
         for stage in Stage:
             replica = Replica(model, stage)
-            units = sizes[1:] if stage in divisible else []
-            share = chooser.choose(replica, loads[model], sizes, units, layers.get(replica))
+            share = chooser.choose(replica, loads[model], sizes, allowed.get(replica, AllowedShares()))
             if not share.is_whole:
                 shares[replica] = share
     return shares
 
 
 def describe_shares(times: CostModel) -> list[str]:
-    """A line for each stage of which workers do not keep all weights, with the reason."""
+    """A line for each stage of which workers do not keep all weights."""
     lines = []
     for replica, share in sorted(times.shares.items()):
         kept = f"{times.weights_bytes(replica.model, replica.stage) / 1e9:.1f} GB"
         name = f"{replica.model} {replica.stage.letter}"
         if share.streamed:
             lines.append(
-                f"{name} is streamed: its weights and activations do not fit a worker, which keeps {kept} of them and "
-                "copies each layer from the host copy before it computes"
+                f"{name} is streamed: a worker keeps {kept} of the weights, and copies each layer from the host copy "
+                "before it computes"
             )
         else:
             lines.append(
-                f"{name} is divided among units of {share.unit}: its weights and activations do not fit fewer GPUs; "
-                f"each holds {kept} of the weights"
+                f"{name} is divided among units of {share.unit}, each of which holds {kept} of the weights: with "
+                "activations they do not fit fewer workers"
             )
     return lines
 
@@ -99,18 +108,17 @@ class _ShareChooser:
         replica: Replica,
         load: Sequence[LoadShare],
         sizes: Sequence[int],
-        units: Sequence[int],
-        layers: LayerSizes | None,
+        allowed: AllowedShares,
     ) -> WeightsShare:
-        """The share of one stage. `sizes`: the degrees that nodes can form; `units`: the sizes of units that are
-        allowed."""
+        """The share of one stage; `WHOLE` where it fits in no way. `sizes`: the degrees that nodes can form, which are
+        the sizes of units too."""
         total_bytes = self.times.weights_bytes(replica.model, replica.stage)
-        known = layers.scale(total_bytes) if layers is not None else None
-        if self._fits(replica, load, total_bytes, self._list_degrees(replica, sizes, 1)):
+        known = allowed.layers.scale(total_bytes) if allowed.layers is not None else None
+        if allowed.whole and self._fits(replica, load, total_bytes, self._list_degrees(replica, sizes, 1)):
             return WHOLE
         best, least_s = WHOLE, math.inf
-        ways = [WeightsShare(unit) for unit in units]
-        if known is not None:
+        ways = [WeightsShare(unit) for unit in sizes[1:] if allowed.divided]
+        if known is not None and allowed.streamed:
             ways.append(WeightsShare(streamed=True))
         for share in ways:
             kept_bytes = -(-total_bytes // share.unit) if known is None else known.count_kept_bytes(share)

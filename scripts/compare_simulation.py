@@ -35,7 +35,8 @@ from lib.compare.workload import limit_to_cores, make_traces
 from tqdm import tqdm
 
 from deployments.assembly.planning import list_service_workers, make_placement
-from deployments.assembly.profiles import load_served_tables, make_cost_model
+from deployments.assembly.profiles import load_served_tables
+from deployments.assembly.service_times import make_service_times, share_service_stages
 from deployments.assembly.simulation import simulate_service
 from deployments.config.app import AppArgs
 from deployments.config.file import read_args
@@ -83,14 +84,15 @@ def _check(args: AppArgs, options: argparse.Namespace) -> None:
 def _compare(args: AppArgs, options: argparse.Namespace) -> int:
     run = describe_run()
     traces, lives, warm_ups = _serve(args, options)
-    rows, failed, times = [], 0, make_cost_model(args)
+    rows, failed, times = [], 0, make_service_times(args)
     for (name, requests), live, before, after in zip(traces.items(), lives, warm_ups, warm_ups[1:], strict=False):
         _observe(times, before)
         # Machines drift (clocks, neighbours): what holds during a trace is taken from before and after it.
         others = [each for each in warm_ups if each is not before and each is not after]
         calibration = calibrate([before, after], len(list_service_workers(args)), others)
         _show(name, calibration)
-        truth = CostModel(apply_measured(load_served_tables(args), calibration.stage_s), args.cluster.device_name)
+        measured = apply_measured(load_served_tables(args), calibration.stage_s)
+        truth = share_service_stages(args, CostModel(measured, args.cluster.device_name))
         simulated = _replay_simulated(args, requests, times, truth, calibration, options.seed)
         for way, results in (("live", live), ("simulated", simulated)):
             write_report(options.out / f"{name}-{way}", results, service=way)
@@ -126,7 +128,7 @@ def _serve(
 
 
 def _warm_up(args: AppArgs, options: argparse.Namespace) -> WarmUp:
-    model, num_workers, learning = args.models[0].name, len(list_service_workers(args)), make_cost_model(args)
+    model, num_workers, learning = args.models[0].name, len(list_service_workers(args)), make_service_times(args)
 
     def compute_slo_ms(answers: Sequence[ReplayResult]) -> dict[int, float]:
         _learn(learning, answers)
@@ -151,7 +153,7 @@ def _learn(times: CostModel, results: Sequence[ReplayResult]) -> None:
 def _count_diffuse_workers(args: AppArgs) -> int:
     """Most workers that denoise at once, by the start placement."""
     workers = list_service_workers(args)
-    placement = make_placement(args, make_cost_model(args), workers)
+    placement = make_placement(args, make_service_times(args), workers)
     holders = sum(any(replica.stage is Stage.DIFFUSE for replica in held) for held in placement.replicas.values())
     return min(holders, args.cluster.nodes * (workers[0].max_denoising or holders))
 

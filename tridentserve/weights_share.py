@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-# Shards of layers are multiples of this many bytes: any number of units up to four, or six, eight or twelve of them, can
-# then send equal parts of a shard.
+# Shards of layers are multiples of this many bytes: up to four units, or six, eight or twelve of them, can then send
+# equal parts of a shard.
 SHARD_MULTIPLE_BYTES = 64 * 24
 # A slot may begin this many bytes later than it must, so that tensors are aligned as in the run of all weights.
 SLOT_ALIGNMENT_BYTES = 512

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from deployments.assembly.cell_args import take_cell
 from deployments.assembly.planning import assemble_service
-from deployments.assembly.profiles import add_profiles, make_cost_model
+from deployments.assembly.profiles import add_profiles
+from deployments.assembly.service_times import make_service_times
 from deployments.config.app import AppArgs
 from profiler import CostModel
 from tridentserve.cluster import WorkerSpec
@@ -37,7 +38,7 @@ def find_cell(args: AppArgs, decisions: Sequence[LogEntry]) -> AppArgs:
 
 def make_logged_times(args: AppArgs, decisions: Sequence[LogEntry]) -> CostModel:
     """A new cost model of a configuration, with the models that were added in the log. Raises `ProfileError`."""
-    times = make_cost_model(args)
+    times = make_service_times(args)
     added = (decision.event for decision in decisions if isinstance(decision.event, ModelAdded))
     if profiles := {event.model: event.profile for event in added}:
         add_profiles(times, args, profiles)

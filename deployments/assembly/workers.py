@@ -7,20 +7,22 @@ from collections.abc import Mapping, Sequence
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.live.messages import ModelSource, WorkerConfig
 from tridentserve.engine.options import WorkerOptions
-from tridentserve.plans import PlacementPlan
+from tridentserve.plans import PlacementPlan, Replica
 from tridentserve.scheduling.estimation.hot_groups import HotGroup
+from tridentserve.weights_share import WeightsShare
 
 
 def make_worker_configs(
     specs: Sequence[WorkerSpec],
     placement: PlacementPlan,
     sources: Mapping[str, ModelSource],
+    shares: Mapping[Replica, WeightsShare],
     store: tuple[str, int],
     options: WorkerOptions,
     groups: tuple[HotGroup, ...] = (),
 ) -> list[WorkerConfig]:
-    """The first incarnation of each worker. `store`: host and port of the store in which process groups are formed;
-    `groups`: those to make at the start."""
+    """The first incarnation of each worker. `shares`: the stages of which workers do not keep all weights; `store`:
+    host and port of the store in which process groups are formed; `groups`: those to make at the start."""
     host, port = store
     return [
         WorkerConfig(
@@ -29,6 +31,7 @@ def make_worker_configs(
             label=placement.describe(spec.worker_id),
             replicas=placement.replicas[spec.worker_id],
             sources=dict(sources),
+            shares=dict(shares),
             store_host=host,
             store_port=port,
             options=options,

@@ -124,6 +124,14 @@ class ModelArgs(Args):
         default=None,
         description="Number format of the loaded weights; without it float32 on a CPU and bfloat16 on a GPU.",
     )
+    weights: Literal["auto", "whole", "divided", "streamed"] = Field(
+        default="auto",
+        description="Part of D's weights that a worker keeps: all of them (`whole`), a shard of each layer, of which "
+        "the workers of a group send each other the others just before the layer computes (`divided`), or no layer, "
+        "each of which is copied from host memory instead (`streamed`). `auto` is `whole` where they fit a worker with "
+        "the activations of `expected_load`, else what takes fewer worker-seconds. `divided` needs "
+        "`placement: auto`. Text encoders and VAEs that do not fit are streamed.",
+    )
     attention: Attention = make_option(Kernels, "attention")
     compile: bool = make_option(Kernels, "compiled")
     step_cache_high: float = make_option(StepCache, "high")

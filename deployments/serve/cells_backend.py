@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from deployments.assembly.profiles import make_cost_model
+from deployments.assembly.service_times import make_service_times
 from deployments.backend import Backend, closing
 from deployments.config.app import AppArgs
 from deployments.serve.call_errors import LostCallError
@@ -49,7 +49,7 @@ def choose_backend(cells: Sequence[RemoteBackend], args: AppArgs) -> Backend:
 def make_estimate(args: AppArgs) -> Callable[[RequestSpec], RequestWork]:
     """The work of requests by the profiles of a configuration. A model that was added since counts from the next
     summary of its cell on: until then its requests are taken for none."""
-    times = make_cost_model(args)
+    times = make_service_times(args)
 
     def estimate(spec: RequestSpec) -> RequestWork:
         try:

@@ -14,7 +14,7 @@ from ray.util.placement_group import PlacementGroup, placement_group_table
 
 from deployments.assembly.options import make_service_options
 from deployments.assembly.planning import assemble_service, list_workers, plan_hot_groups
-from deployments.assembly.profiles import make_cost_model
+from deployments.assembly.service_times import make_service_times
 from deployments.assembly.workers import make_worker_configs
 from deployments.config.app import AppArgs
 from deployments.model_updates.reconciler import ModelReconciler
@@ -23,6 +23,7 @@ from deployments.models.sources import find_model_source
 from deployments.preparation.profiling import measure_unprofiled
 from deployments.preparation.worker_memory import settle_memory
 from deployments.preparation.worker_seat import WorkerSeats
+from placement.shares import describe_shares
 from tridentserve.engine.live.engine import LiveEngine
 from tridentserve.engine.live.messages import ModelSource
 from tridentserve.engine.live.spawning.spawner import ActorSpawner
@@ -45,7 +46,9 @@ async def start_engine(args: AppArgs, gpus_per_worker: float, prefix: str = "") 
     args = await hub.fetch(args)
     specs = list_workers(args, nodes, prefix)
     await measure_unprofiled(args, _list_seats(args, gpus_per_worker, group))
-    times = make_cost_model(args)
+    sources, times = await asyncio.to_thread(_find_model_sources, args), make_service_times(args)
+    for line in describe_shares(times):
+        logger.info(line)
     planners, options = assemble_service(args, times, specs), make_service_options(args)
     placement = planners.placement
     logger.info(
@@ -53,13 +56,11 @@ async def start_engine(args: AppArgs, gpus_per_worker: float, prefix: str = "") 
         planners.policy.name,
         {spec.worker_id: placement.describe(spec.worker_id) for spec in specs},
     )
-    sources, (store, abandon) = await asyncio.gather(
-        asyncio.to_thread(_find_model_sources, args), asyncio.to_thread(_start_store)
-    )
+    store, abandon = await asyncio.to_thread(_start_store)
     groups = plan_hot_groups(args, times, specs, placement)
     engine = LiveEngine(
         planners.scheduler,
-        make_worker_configs(specs, placement, sources, (store.host, store.port), options.worker, groups),
+        make_worker_configs(specs, placement, sources, times.shares, (store.host, store.port), options.worker, groups),
         ActorSpawner(options.worker.num_cpus, gpus_per_worker, group, bundles),
         abandon,
         options.engine,

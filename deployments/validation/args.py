@@ -13,6 +13,7 @@ from deployments.assembly.cell_args import take_cell
 from deployments.assembly.measured_tables import find_folder
 from deployments.assembly.planning import assemble_service, list_service_workers
 from deployments.assembly.profiles import list_missing, list_unmeasured, make_cost_model
+from deployments.assembly.service_times import share_service_stages
 from deployments.config.app import AppArgs
 from deployments.config.base import describe_problems
 from deployments.config.live import apply_user_config
@@ -200,7 +201,8 @@ def _check_planning(args: AppArgs, times: CostModel, probes: Sequence[RequestSpe
     for number in range(args.scheduler.cells):
         cell, where = take_cell(args, number), f" (cell {number})" if args.scheduler.cells > 1 else ""
         try:
-            scheduler = assemble_service(cell, times, list_service_workers(cell)).scheduler
+            shared = share_service_stages(cell, times)
+            scheduler = assemble_service(cell, shared, list_service_workers(cell)).scheduler
         except ConfigError as error:
             yield f"{error}{where}"
             continue

@@ -16,6 +16,7 @@ from tridentserve.engine.live.messages import ModelSource
 from tridentserve.engine.live.weights.host_copies import HostCopies
 from tridentserve.engine.live.weights.pinned_memory import PinnedMemory, find_file_system
 from tridentserve.engine.live.weights.replica_store import MemoryBudget, ReplicaStore
+from tridentserve.engine.live.weights.weights_loader import WeightsLoader
 from tridentserve.pipelines import load_adapter
 from tridentserve.pipelines.weights import named_tensors
 from tridentserve.plans import Replica
@@ -108,7 +109,8 @@ async def test_a_loaded_replica_has_the_bytes_of_the_model_folder(
 ) -> None:
     source = ModelSource("flux", model_folder("flux", tmp_path / "model"))
     host = HostCopies(in_memory if place == "memory" else tmp_path / "host", {"flux": source}, gpu)
-    store = ReplicaStore(host, gpu, MemoryBudget(1 << 30, 1000, 0), "host", 100_000, at_once, None)
+    loader = WeightsLoader(host, gpu, "host", 100_000, at_once, None, {}, 0)
+    store = ReplicaStore(host, gpu, MemoryBudget(1 << 30, 1000, 0), at_once, loader, None)
     for stage in Stage:
         await store.prepare((Replica("flux", stage),))
         expected = named_tensors(load_adapter(source.folder, frozenset({stage}), dtype=torch.bfloat16))

@@ -85,7 +85,7 @@ def _without_t5(folder: Path) -> None:
     shutil.rmtree(folder / "text_encoder_3")
 
 
-def _with_model(model_class: Any, component: str = "transformer", **changes: Any) -> Callable[[Path], None]:
+def replace_model(model_class: Any, component: str = "transformer", **changes: Any) -> Callable[[Path], None]:
     """Replace a model by one with random weights and a changed config."""
 
     def change(folder: Path) -> None:
@@ -109,7 +109,7 @@ def _with_scheduler(scheduler_class: Any, **changes: Any) -> Callable[[Path], No
 
 
 def _latent_consistency(folder: Path) -> None:
-    _with_model(diffusers.UNet2DConditionModel, "unet", time_cond_proj_dim=16)(folder)
+    replace_model(diffusers.UNet2DConditionModel, "unet", time_cond_proj_dim=16)(folder)
     _with_scheduler(diffusers.LCMScheduler)(folder)
 
 
@@ -119,14 +119,14 @@ def _with_latent_statistics(folder: Path) -> None:
 
 def _two_billion(folder: Path) -> None:
     """CogVideoX-2B has another scheduler than 5B, and positions that are added instead of rotary ones."""
-    _with_model(diffusers.CogVideoXTransformer3DModel, use_rotary_positional_embeddings=False)(folder)
+    replace_model(diffusers.CogVideoXTransformer3DModel, use_rotary_positional_embeddings=False)(folder)
     _with_scheduler(diffusers.CogVideoXDDIMScheduler)(folder)
 
 
 def _two_experts(folder: Path) -> None:
     """Wan 2.2 A14B: one transformer for the first steps, another for the rest."""
     shutil.copytree(folder / "transformer", folder / "transformer_2")
-    _with_model(diffusers.WanTransformer3DModel, "transformer_2")(folder)
+    replace_model(diffusers.WanTransformer3DModel, "transformer_2")(folder)
     names = ["diffusers", "WanTransformer3DModel"]
     edit_json(folder / "model_index.json", transformer_2=names, boundary_ratio=0.9)
 
@@ -134,7 +134,7 @@ def _two_experts(folder: Path) -> None:
 def _version_1(folder: Path, **changes: Any) -> None:
     """CogVideoX 1.0 with an input image: no pairs of frames, no offset, latents scaled as in the family without one."""
     plain: dict[str, Any] = {"patch_size_t": None, "ofs_embed_dim": None, "sample_frames": 49}
-    _with_model(diffusers.CogVideoXTransformer3DModel, **plain | changes)(folder)
+    replace_model(diffusers.CogVideoXTransformer3DModel, **plain | changes)(folder)
     edit_json(folder / "vae" / "config.json", invert_scale_latents=False)
 
 
@@ -148,7 +148,7 @@ def _without_clip(folder: Path) -> None:
     shutil.rmtree(folder / "image_encoder")
     shutil.rmtree(folder / "image_processor")
     edit_json(folder / "model_index.json", image_encoder=[None, None], image_processor=[None, None])
-    _with_model(diffusers.WanTransformer3DModel, image_dim=None, added_kv_proj_dim=None)(folder)
+    replace_model(diffusers.WanTransformer3DModel, image_dim=None, added_kv_proj_dim=None)(folder)
 
 
 def _two_experts_from_images(folder: Path) -> None:
@@ -166,18 +166,18 @@ def _timestep_per_token(folder: Path) -> None:
     statistics = {"latents_mean": [0.1] * 48, "latents_std": [0.5] * 48}
     channels = {"z_dim": 48, "in_channels": 12, "out_channels": 12}
     factor = {"patch_size": 2, "scale_factor_spatial": 16, "is_residual": True}
-    _with_model(diffusers.AutoencoderKLWan, "vae", **channels, **statistics, **factor)(folder)
-    _with_model(diffusers.WanTransformer3DModel, in_channels=48, out_channels=48)(folder)
+    replace_model(diffusers.AutoencoderKLWan, "vae", **channels, **statistics, **factor)(folder)
+    replace_model(diffusers.WanTransformer3DModel, in_channels=48, out_channels=48)(folder)
     edit_json(folder / "model_index.json", expand_timesteps=True)
 
 
 # The changes that make each variant of a family's tiny model, as published models and schedulers have them.
 _CHANGES: dict[str, Callable[[Path], None]] = {
-    "sd3-medium": _with_model(diffusers.SD3Transformer2DModel, dual_attention_layers=(), qk_norm=None),
+    "sd3-medium": replace_model(diffusers.SD3Transformer2DModel, dual_attention_layers=(), qk_norm=None),
     "sd3-without-t5": _without_t5,
     "sd3-shifting": _with_scheduler(diffusers.FlowMatchEulerDiscreteScheduler, use_dynamic_shifting=True),
     "sd3-stochastic": _with_scheduler(diffusers.FlowMatchEulerDiscreteScheduler, stochastic_sampling=True),
-    "flux-schnell": _with_model(diffusers.FluxTransformer2DModel, guidance_embeds=False),
+    "flux-schnell": replace_model(diffusers.FluxTransformer2DModel, guidance_embeds=False),
     "pixart_sigma-sde": _with_scheduler(diffusers.DPMSolverMultistepScheduler, algorithm_type="sde-dpmsolver++"),
     "pixart_sigma-unipc": _with_scheduler(diffusers.UniPCMultistepScheduler),
     "sdxl-ancestral": _with_scheduler(diffusers.EulerAncestralDiscreteScheduler),
@@ -185,10 +185,10 @@ _CHANGES: dict[str, Callable[[Path], None]] = {
     "sdxl-tcd": _with_scheduler(diffusers.TCDScheduler),
     "sdxl-lcm": _latent_consistency,
     "sdxl-playground": _with_latent_statistics,
-    "hunyuan_dit-1.2": _with_model(diffusers.HunyuanDiT2DModel, use_style_cond_and_image_meta_size=False),
+    "hunyuan_dit-1.2": replace_model(diffusers.HunyuanDiT2DModel, use_style_cond_and_image_meta_size=False),
     "flux2_klein-distilled": lambda folder: edit_json(folder / "model_index.json", is_distilled=True),
     "cogvideox-2b": _two_billion,
-    "cogvideox-1.5": _with_model(diffusers.CogVideoXTransformer3DModel, patch_size_t=2, sample_frames=81),
+    "cogvideox-1.5": replace_model(diffusers.CogVideoXTransformer3DModel, patch_size_t=2, sample_frames=81),
     "cogvideox_i2v-1.0": _version_1,
     "cogvideox_i2v-learned": _learned_positions,
     "wan_i2v-2.2": _two_experts_from_images,

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from deployments.assembly.options import make_service_options
 from deployments.assembly.planning import assemble_service, list_workers
-from deployments.assembly.profiles import make_cost_model
+from deployments.assembly.service_times import make_service_times
 from deployments.assembly.workers import make_worker_configs
 from deployments.backend import wait_for_result
 from deployments.config.app import AppArgs
@@ -52,7 +52,7 @@ async def run_service(
     """A service with these `args`, whose models are all the model folder `folder`. `wrap`: of its dispatcher."""
     args = AppArgs.model_validate({**values, "replicas": {"host_dir": host_dir} | ({"fetch": fetch} if fetch else {})})
     options = make_service_options(args)
-    specs, times = list_workers(args, ["node"] * args.cluster.workers_per_node), make_cost_model(args)
+    specs, times = list_workers(args, ["node"] * args.cluster.workers_per_node), make_service_times(args)
     wrapped: list[D] = []
 
     def wrap_policy(policy: Policy) -> Policy:
@@ -62,7 +62,9 @@ async def run_service(
     planners = assemble_service(args, times, specs, alter=wrap_policy, replanner=replanner)
     store = connect_store(is_server=True)
     sources = {model.name: ModelSource(model.name, folder) for model in args.models}
-    configs = make_worker_configs(specs, planners.placement, sources, ("127.0.0.1", store.port), options.worker)
+    configs = make_worker_configs(
+        specs, planners.placement, sources, times.shares, ("127.0.0.1", store.port), options.worker
+    )
 
     def abandon(group: str, rank: int, plan_id: int, store: Any = store) -> None:
         """No groups here; the store lives as long as this."""

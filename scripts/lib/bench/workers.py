@@ -97,7 +97,7 @@ class BenchWorker(StageWorker):
 
     async def set_fetch(self, fetch: Fetch) -> None:
         """Set the source from which replicas are fetched from now on."""
-        self._parts.replicas._fetch = fetch
+        self._parts.replicas.loader.fetch = fetch
 
     async def read_model_folder(self, replica: Replica) -> float:
         """Seconds to read the stage from its model folder into models of its own, as without a host copy."""
@@ -197,7 +197,7 @@ async def run_workers(
     specs = [WorkerSpec(f"w{index}", "node", 4 << 30) for index in range(count)]
     placement = PlacementPlan({spec.worker_id: frozenset() for spec in specs}, "nothing is loaded")
     options = WorkerOptions(host_dir=host_dir, **changes)
-    for config in make_worker_configs(specs, placement, sources, ("127.0.0.1", store.port), options):
+    for config in make_worker_configs(specs, placement, sources, {}, ("127.0.0.1", store.port), options):
         start = list_start_options(has_gpu=False)
         actor = {"num_cpus": options.num_cpus, "max_concurrency": _MAX_CONCURRENCY, **start}
         started: Any = ray.remote(BenchWorker).options(**actor).remote(config)

@@ -37,7 +37,7 @@ class ControlPlaneScheduler:
         began_s = time.perf_counter()
         truth = self._truth
         planners, options = truth.make_planners(arrivals), truth.make_options()
-        configs = make_worker_configs(truth.list_workers(), planners.placement, {}, ("", 0), options.worker)
+        configs = make_worker_configs(truth.list_workers(), planners.placement, {}, {}, ("", 0), options.worker)
         self._engine = LiveEngine(
             planners.scheduler,
             configs,

@@ -25,4 +25,4 @@ def worker_configs(
     """`changes`: further options of the workers. All of them may denoise at once, however few cores the machine has."""
     changes = {"max_denoising": len(specs), **changes}
     options = WorkerOptions(handoff_bytes=handoff_bytes, host_dir=cache_dir / "host", **changes)
-    return workers.make_worker_configs(specs, placement, sources, ("127.0.0.1", store_port), options)
+    return workers.make_worker_configs(specs, placement, sources, {}, ("127.0.0.1", store_port), options)

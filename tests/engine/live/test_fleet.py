@@ -25,6 +25,7 @@ def config_of(store_port: int, host_dir: Path) -> WorkerConfig:
         label="nothing",
         replicas=frozenset(),
         sources={},
+        shares={},
         store_host="127.0.0.1",
         store_port=store_port,
         options=WorkerOptions(handoff_bytes=1 << 20, host_dir=host_dir, max_denoising=3),

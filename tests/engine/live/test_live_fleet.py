@@ -128,6 +128,7 @@ async def plans(ray_cluster: None, tiny_cache: Path) -> AsyncIterator[Plans]:
             label="sd3:EDC",
             replicas=frozenset(),  # loaded when a plan needs them
             sources=sources,
+            shares={},
             store_host="127.0.0.1",
             store_port=store.port,
             options=WorkerOptions(handoff_bytes=HANDOFF_BYTES, host_dir=tiny_cache / "host"),

@@ -220,6 +220,6 @@ async def test_a_worker_that_comes_back_begins_with_the_placement_in_force(
     ready = service.engine._fleet._workers["w0"].ready
     assert ready is not None
     peer = RemotePeer(service.engine._fleet.get_handle("w0").actor, ready.channel, None, "node")
-    assert (await peer.count_readers(D), await peer.count_readers(E)) == (0, None)
+    assert (await peer.count_readers(D, 0), await peer.count_readers(E, 0)) == (0, None)
     peer.close()
     check_log(service, "worker_lost")

@@ -1,4 +1,4 @@
-"""Weights whose layers are in memory in turns: what is computed with them is what whole weights compute, bit for bit."""
+"""Weights whose layers are in memory in turns: they compute what whole weights compute, bit for bit."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tridentserve.engine.live.messages import ModelSource
 from tridentserve.engine.live.weights.host_copies import HostCopies, HostCopy
 from tridentserve.engine.live.weights.layer_layout import split_into_layers
 from tridentserve.engine.live.weights.layered_weights import LayeredLayout, LayeredWeights
+from tridentserve.engine.live.weights.weights_loader import copy_blocks
 from tridentserve.errors import WorkerError
 from tridentserve.models.layers import read_layer_sizes
 from tridentserve.pipelines import PipelineAdapter, load_adapter
@@ -36,7 +37,7 @@ def make_layered(copy: HostCopy, share: WeightsShare, shard: int = 0) -> Layered
     """The weights in buffers that held something else before."""
     layout = LayeredLayout(copy, share, shard)
     kept = torch.full((layout.kept_bytes,), GARBAGE, dtype=torch.uint8)
-    layout.fill(kept, lambda target, source: target.copy_(source))
+    layout.fill(kept, lambda target, source: copy_blocks(target, source, 1 << 20))
     slots = [torch.full((layout.slot_bytes,), GARBAGE, dtype=torch.uint8) for _ in range(2)]
     return LayeredWeights(layout, kept, slots)
 

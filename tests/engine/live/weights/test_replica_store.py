@@ -7,8 +7,9 @@ import functools
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -26,7 +27,8 @@ from tridentserve.engine.live.weights import replica_store as replicas
 from tridentserve.engine.live.weights.host_copies import HostCopies
 from tridentserve.engine.live.weights.peer_weights import PeerWeights, WeightOrder
 from tridentserve.engine.live.weights.pinned_memory import PinnedMemory
-from tridentserve.engine.live.weights.replica_store import MemoryBudget, ReplicaStore, copy_blocks
+from tridentserve.engine.live.weights.replica_store import MemoryBudget, ReplicaStore
+from tridentserve.engine.live.weights.weights_loader import WeightsLoader, copy_blocks
 from tridentserve.engine.options import Fetch
 from tridentserve.errors import ConfigError, HandoffError, OutOfMemoryError, WorkerError
 from tridentserve.pipelines import load_adapter
@@ -34,6 +36,7 @@ from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.pipelines.weights import named_tensors
 from tridentserve.plans import Replica
 from tridentserve.stages import Stage
+from tridentserve.weights_share import WeightsShare
 
 E, D, C = (Replica("flux", stage) for stage in Stage)
 CPU = torch.device("cpu")
@@ -79,8 +82,8 @@ class DirectPeer:
         self.link_name: str | None = link.address.name
         self.store: ReplicaStore
 
-    async def count_readers(self, replica: Replica) -> int | None:
-        return self.store.count_readers(replica)
+    async def count_readers(self, replica: Replica, shard: int) -> int | None:
+        return self.store.count_readers(replica, shard)
 
     async def send_weights(self, order: WeightOrder) -> None:
         await self.store.send_weights(order)
@@ -95,8 +98,11 @@ def make_store(
     fetch: Fetch = "host",
     memory_bytes: int = PLENTY,
     peers: PeerWeights | None = None,
+    shares: Mapping[Replica, WeightsShare] = MappingProxyType({}),
+    place: int = 0,
 ) -> ReplicaStore:
-    return ReplicaStore(host, CPU, MemoryBudget(memory_bytes, RESERVE, 0), fetch, BLOCK, at_once, peers)
+    loader = WeightsLoader(host, CPU, fetch, BLOCK, at_once, peers, shares, place)
+    return ReplicaStore(host, CPU, MemoryBudget(memory_bytes, RESERVE, 0), at_once, loader, peers)
 
 
 def size_of(host: HostCopies, *replicas: Replica) -> int:
@@ -361,7 +367,7 @@ async def test_a_reader_that_does_not_end_holds_up_nobody(
     released = list[int]()
     monkeypatch.setattr(replicas, "choose_timeout_s", lambda nbytes: 0.02)
     resident = two.a._resident[D]
-    resident.readers, address = 1, resident.buffer.data_ptr()
+    resident.readers, address = 1, resident.loaded.buffer.data_ptr()
     resident.unread.clear()
 
     async def release(buffer: torch.Tensor) -> None:
@@ -387,9 +393,9 @@ async def test_a_replica_that_is_being_read_waits_with_leaving(two: Two, host: H
     two.weights_of_a.write_weights = slowly  # type: ignore[method-assign]
     fetching = asyncio.create_task(loads_of(two.b, D))
     await begun.wait()
-    assert two.a.count_readers(D) == 1
+    assert two.a.count_readers(D, 0) == 1
     leaving = asyncio.create_task(two.a.prepare((E,), peak_bytes=PLENTY - RESERVE - size_of(host, E)))
-    await until(lambda: two.a.count_readers(D) is None)  # nobody else is offered it
+    await until(lambda: two.a.count_readers(D, 0) is None)  # nobody else is offered it
     await asyncio.sleep(0.05)
     assert not leaving.done()
     go_on.set()

@@ -28,7 +28,7 @@ class HostSupply:
     def __init__(self, run: torch.Tensor, device: torch.device) -> None:
         """`run`: the bytes of the host copy."""
         self._run = run
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = _make_stream(device) if device.type == "cuda" else None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="layers") if self._stream is None else None
 
     def start(self, layer: Layer, slot: torch.Tensor) -> Callable[[], None]:
@@ -66,9 +66,7 @@ class GroupSupply:
         if group.size % unit or SHARD_MULTIPLE_BYTES % self._units:
             raise GroupError(f"a group of {group.size} cannot put together weights that are divided among {unit}")
         if group.rank % unit != shard:
-            raise GroupError(
-                f"rank {group.rank} has the shard {shard} of {unit}: a group is not in the order of places"
-            )
+            raise GroupError(f"rank {group.rank} has shard {shard} of {unit}: the group is not in the order of places")
         self._part = group.rank // unit
         # A shard is as many parts as there are units; that of rank r is in the shard r % unit.
         self._positions = [rank % unit * self._units + rank // unit for rank in range(group.size)]
@@ -77,6 +75,10 @@ class GroupSupply:
         shard = self._find_shard(layer)
         part = shard.view(self._units, -1)[self._part]
         return self._group.start_gather(slot[: len(self._positions) * part.numel()], part, self._positions)
+
+
+def _make_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def _wait(copying: Future[torch.Tensor]) -> None:

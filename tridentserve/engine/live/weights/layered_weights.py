@@ -1,8 +1,8 @@
 """Weights of which a worker keeps no layer, or only a shard of each: the layers are in memory in turns, in two slots.
 
-Each layer is called through a hook, which waits until its bytes are in its slot, and begins to bring the next layer into
-the other slot while this one computes. The tensors of a layer are views of its slot, so that nothing but bytes moves,
-and what is computed is what whole weights compute, bit for bit.
+Each layer is called through a hook, which waits until its bytes are in its slot, and begins to bring the next layer
+into the other slot while this one computes. The tensors of a layer are views of its slot, so that nothing but bytes
+moves, and what is computed is what whole weights compute, bit for bit.
 """
 
 from __future__ import annotations

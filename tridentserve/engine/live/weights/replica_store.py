@@ -90,7 +90,7 @@ class ReplicaStore:
         self._device = device
         self._budget = budget
         self._on_device = on_device
-        self._loader = loader
+        self.loader = loader
         self._peers = peers
         self._on_load = on_load
         self.wanted: frozenset[Replica] = frozenset()
@@ -148,7 +148,7 @@ class ReplicaStore:
         Raises `OutOfMemoryError`, with the numbers, when the plan can never fit here, before anything is evicted or
         loaded."""
         missing = [replica for replica in needed if replica not in self._resident]
-        opened = {replica: await self._on_device(self._loader.open, replica) for replica in missing}
+        opened = {replica: await self._on_device(self.loader.open, replica) for replica in missing}
         sizes = {replica: resident.loaded.num_bytes for replica, resident in self._resident.items()}
         sizes |= {replica: one.num_bytes for replica, one in opened.items()}
         fixed = set(needed).union(replica for replica in keep if replica in self._resident)
@@ -175,12 +175,12 @@ class ReplicaStore:
 
     async def _load(self, replica: Replica, opened: OpenedWeights) -> ReplicaLoad:
         start_s = time.perf_counter() - opened.seconds
-        loaded = await self._loader.load(replica, opened)
+        loaded = await self.loader.load(replica, opened)
         try:
             await self._on_device(self._attach, replica, loaded)
         except BaseException:
             if loaded.source == "peer":
-                await self._loader.close(loaded)
+                await self.loader.close(loaded)
             raise
         self._resident[replica] = _Resident(loaded)
         # A replica that has left and come back in the meantime is not reported as evicted.
@@ -228,14 +228,14 @@ class ReplicaStore:
 
     async def _release_when_unread(self, resident: _Resident) -> None:
         await resident.unread.wait()
-        await self._loader.close(resident.loaded)
+        await self.loader.close(resident.loaded)
 
     # The methods that peers call.
 
     def count_readers(self, replica: Replica, shard: int) -> int | None:
         """Number of peers that the replica is being sent to; None when it is not here, or other shards of it."""
         resident = self._resident.get(replica)
-        return resident.readers if resident is not None and self._loader.find_shard(replica) == shard else None
+        return resident.readers if resident is not None and self.loader.find_shard(replica) == shard else None
 
     async def send_weights(self, order: WeightOrder) -> None:
         """Write a replica into a peer's memory. Raises `HandoffError`, also when it has left meanwhile."""

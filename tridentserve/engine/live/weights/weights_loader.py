@@ -105,7 +105,8 @@ class WeightsLoader:
         says which shards it keeps."""
         self._host = host
         self._device = device
-        self._fetch = resolve_fetch_mode(fetch, device)
+        self.fetch = resolve_fetch_mode(fetch, device)
+        """The place that weights come from."""
         self._block_bytes = block_bytes
         self._on_device = on_device
         self._peers = peers
@@ -128,7 +129,7 @@ class WeightsLoader:
     async def load(self, replica: Replica, opened: OpenedWeights) -> LoadedWeights:
         """Bring the weights into memory; `close` lets go of them."""
         layout = opened.layout
-        if layout is None and self._fetch == "mapped":
+        if layout is None and self.fetch == "mapped":
             return LoadedWeights(opened.copy.buffer, opened.num_bytes, opened.source, opened.copy, None)
         kept_bytes = opened.num_bytes if layout is None else layout.kept_bytes
         buffer, source = await self._fetch_bytes(replica, opened, kept_bytes)
@@ -148,7 +149,7 @@ class WeightsLoader:
     ) -> tuple[torch.Tensor, LoadSource]:
         buffer = await self._on_device(self._allocate_buffer, kept_bytes)
         shard = self.find_shard(replica)
-        if self._fetch == "peer" and self._peers is not None and shard is not None:
+        if self.fetch == "peer" and self._peers is not None and shard is not None:
             try:
                 if await self._peers.fetch_weights(replica, shard, buffer):
                     return buffer, "peer"
