@@ -88,8 +88,8 @@ def describe_shares(times: CostModel) -> list[str]:
             )
         else:
             lines.append(
-                f"{name} is divided among units of {share.unit}, each of which holds {kept} of the weights: with "
-                "activations they do not fit fewer workers"
+                f"{name} is divided among units of {share.unit}: its weights and activations do not fit fewer workers; "
+                f"each holds {kept} of the weights"
             )
     return lines
 

@@ -161,4 +161,7 @@ class MemoryModel:
             return f"{found}, and no node has more than {self.largest_node}"
         if stage is Stage.DIFFUSE and size > self.degrees[-1]:
             return f"{found}, and degree {self.degrees[-1]} is the widest to run it"
-        return f"{found}, which a live service does not do, nor a simulation of a policy without model parallelism"
+        return (
+            f"{found}, which needs `placement: auto` and a policy that plans with units of workers (a live service divides "
+            "D alone)"
+        )

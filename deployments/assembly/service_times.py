@@ -20,6 +20,9 @@ from tridentserve.plans import Replica
 from tridentserve.stages import Stage
 from tridentserve.weights_share import LayerSizes
 
+# The proportions of a stage of a model that has not been fetched yet. Most have more layers, which are smaller.
+_UNFETCHED = LayerSizes(1, (1,) * 16)
+
 
 def make_service_times(args: AppArgs) -> CostModel:
     """Stage times of all models of `args` on its device, of the shares of their weights that its workers keep. Raises
@@ -79,5 +82,7 @@ def _allow_shares(args: AppArgs, model: ModelArgs, stage: Stage, layers: LayerSi
 
 
 def _read_layers(model: ModelArgs, cache_dir: Path) -> dict[Stage, LayerSizes]:
+    if model.is_unfetched:
+        return dict.fromkeys(Stage, _UNFETCHED)
     folder = model.folder if model.tiny is None else tiny_folder(model.tiny, cache_dir)
     return read_layer_sizes(folder) if folder is not None and folder.is_dir() else {}

@@ -123,7 +123,9 @@ def test_what_no_node_and_no_policy_can_do_is_said() -> None:
         PlacementError, match=r"encode alone are 16000000000 .* 16 of them would hold them together, and no node"
     ):
         served(cluster(3, 2.5))
-    with pytest.raises(PlacementError, match=r"diffuse alone are 26000000000 .* 2 of them .* nor a simulation"):
+    with pytest.raises(
+        PlacementError, match=r"diffuse alone are 26000000000 .* 2 of them .* which needs `placement: auto`"
+    ):
         served(cluster(2, 24), policy="wo-stage-aware")
 
 
@@ -139,7 +141,7 @@ def test_a_live_service_refuses_what_only_several_workers_hold() -> None:
     assert found.startswith(
         "args.placement: tiny-sd3: the weights of diffuse alone are 5489792 bytes and a worker has "
     )
-    assert "4 of them would hold them together, which a live service does not do" in found
+    assert "4 of them would hold them together, which needs `placement: auto` and a policy that plans" in found
     pinned = check_args({**args, "placement": ["EDC"] * 4})
     assert pinned
     assert all("EDC workers have 5242880 bytes beside the handoff buffer and need" in line for line in pinned)

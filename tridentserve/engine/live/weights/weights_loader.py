@@ -50,7 +50,7 @@ class LoadedWeights:
     """The weights of a replica in memory."""
 
     buffer: torch.Tensor
-    """What the worker keeps for good, which may be sent to a peer that keeps the same."""
+    """The bytes that the worker keeps for good, which may be sent to a peer that keeps the same."""
     num_bytes: int
     """Bytes that they take on the device."""
     source: LoadSource
