@@ -162,6 +162,6 @@ class MemoryModel:
         if stage is Stage.DIFFUSE and size > self.degrees[-1]:
             return f"{found}, and degree {self.degrees[-1]} is the widest to run it"
         return (
-            f"{found}, which needs `placement: auto` and a policy that plans with units of workers (a live service divides "
-            "D alone)"
+            f"{found}, which needs `placement: auto` and a policy that plans with units of workers (a live service "
+            "divides D alone)"
         )

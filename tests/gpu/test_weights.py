@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.pipelines.models import model_folder
+from tests.pipelines.models import make_inputs, model_folder
 from tridentserve.engine.live.messages import ModelSource
 from tridentserve.engine.live.weights.host_copies import HostCopies
 from tridentserve.engine.live.weights.pinned_memory import PinnedMemory, find_file_system
@@ -21,6 +21,7 @@ from tridentserve.pipelines import load_adapter
 from tridentserve.pipelines.weights import named_tensors
 from tridentserve.plans import Replica
 from tridentserve.stages import Stage
+from tridentserve.weights_share import WHOLE, WeightsShare
 
 pytestmark = pytest.mark.gpu
 SHARED_MEMORY = Path("/dev/shm")
@@ -127,3 +128,24 @@ def test_a_dropped_model_leaves_nothing_pinned(gpu: torch.device, in_memory: Pat
     assert is_pinned(buffer)
     host.drop_model("flux")
     assert not is_pinned(buffer)
+
+
+@pytest.mark.parametrize("place", ["memory", "disk"])
+async def test_streamed_layers_compute_what_whole_weights_compute(
+    gpu: torch.device, in_memory: Path, tmp_path: Path, place: str
+) -> None:
+    """Copies on a stream of their own, into slots that computations in flight still read."""
+    source, diffuse = ModelSource("flux", model_folder("flux", tmp_path / "model")), Replica("flux", Stage.DIFFUSE)
+    host = HostCopies(in_memory if place == "memory" else tmp_path / "host", {"flux": source}, gpu)
+    inputs = make_inputs(variant="flux")
+    encoder = load_adapter(source.folder, frozenset({Stage.ENCODE}), device=str(gpu), dtype=torch.bfloat16)
+    condition = encoder.encode(inputs)
+    latents = []
+    for share in (WHOLE, WeightsShare(streamed=True)):
+        loader = WeightsLoader(host, gpu, "host", 100_000, at_once, None, {diffuse: share}, 0)
+        store = ReplicaStore(host, gpu, MemoryBudget(1 << 30, 1000, 0), at_once, loader, None)
+        await store.prepare((diffuse,))
+        with store.use(diffuse, None) as adapter:
+            state = adapter.prepare(condition, inputs)
+            latents.append(adapter.step(state, state.num_steps).tensors["latents"].cpu())
+    assert torch.equal(*latents)

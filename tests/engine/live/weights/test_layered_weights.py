@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.pipelines.conftest import model
 from tests.pipelines.models import ALL, families, load_stage, make_inputs, start
 from tridentserve.engine.live.messages import ModelSource
+from tridentserve.engine.live.transport.parcel import Parcel
 from tridentserve.engine.live.weights.host_copies import HostCopies, HostCopy
-from tridentserve.engine.live.weights.layer_layout import split_into_layers
+from tridentserve.engine.live.weights.layer_layout import Layer, split_into_layers
 from tridentserve.engine.live.weights.layered_weights import LayeredLayout, LayeredWeights
 from tridentserve.engine.live.weights.weights_loader import copy_blocks
 from tridentserve.errors import WorkerError
 from tridentserve.models.layers import read_layer_sizes
 from tridentserve.pipelines import PipelineAdapter, load_adapter
+from tridentserve.pipelines.weights import named_tensors
 from tridentserve.plans import Replica
 from tridentserve.stages import Stage
 from tridentserve.weights_share import LayerSizes, WeightsShare
@@ -71,6 +77,73 @@ def test_streamed_layers_compute_what_whole_weights_compute(
     assert np.array_equal(decode.decode(latents, inputs), load_stage(folder, Stage.DECODE).decode(latents, inputs))
     for adapter, layered in streamed.values():
         layered.detach(adapter)
+
+
+class LateSupply:
+    """A supply whose bytes come at the last moment, and that spoils a slot as soon as it may write there."""
+
+    def __init__(self, run: torch.Tensor) -> None:
+        self._run = run
+        self.started: list[str | None] = []
+
+    def start(self, layer: Layer, slot: torch.Tensor) -> Callable[[], None]:
+        self.started.append(layer.path)
+        target = slot[: layer.num_bytes]
+        target.fill_(GARBAGE)
+        return lambda: (target.copy_(self._run[layer.start : layer.start + layer.num_bytes]), None)[1]
+
+
+class Chain(torch.nn.Module):
+    """Layers that are called in any order."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(3 + i % 2, 3) for i in range(count))
+
+    def forward(self, order: Iterable[int]) -> torch.Tensor:
+        return torch.stack([self.layers[i](torch.ones(3 + i % 2)) for i in order])
+
+
+@given(count=st.integers(1, 6), data=st.data())
+def test_layers_are_right_in_whatever_order_they_are_called(count: int, data: st.DataObject) -> None:
+    orders = data.draw(st.lists(st.lists(st.integers(0, count - 1), max_size=8), min_size=1, max_size=4))
+    expected = [Chain(count)(order) if order else None for order in orders]
+    adapter: Any = SimpleNamespace(pipe=SimpleNamespace(components={"m": Chain(count)}))
+    tensors = named_tensors(adapter)
+    parcel = Parcel(tensors)
+    layout = parcel.layout()
+    copy = HostCopy(layout, {name: name for name in tensors}, parcel.pack(layout))
+    layered = make_layered(copy, STREAMED)
+    layered._supply = supply = LateSupply(copy.buffer)
+    layered.attach(adapter)
+    for order, known in zip(orders, expected, strict=True):
+        if known is not None:
+            with torch.no_grad():
+                assert torch.equal(adapter.pipe.components["m"](order), known)
+    straight = [i for order in orders for i in order]
+    if straight:
+        assert supply.started[0] == f"m.layers.{straight[0]}"
+    layered.detach(adapter)
+
+
+def test_the_next_layer_comes_while_one_computes() -> None:
+    """In the order of the last time, once that is known."""
+    adapter: Any = SimpleNamespace(pipe=SimpleNamespace(components={"m": Chain(4)}))
+    tensors = named_tensors(adapter)
+    parcel = Parcel(tensors)
+    layout = parcel.layout()
+    layered = make_layered(HostCopy(layout, {name: name for name in tensors}, parcel.pack(layout)), STREAMED)
+    layered._supply = supply = LateSupply(parcel.pack(layout))
+    layered.attach(adapter)
+    adapter.pipe.components["m"](range(4))
+    assert supply.started == [f"m.layers.{i}" for i in (0, 1, 2, 3, 0)]
+    supply.started.clear()
+    for _ in range(3):
+        adapter.pipe.components["m"]([0, 3])
+    assert supply.started == ["m.layers.1", "m.layers.3"], "the slots hold both from then on"
+    layered.detach(adapter)
 
 
 def test_weights_that_left_come_back(model: Callable[[str], Path], tmp_path: Path) -> None:
