@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.pipelines.models import model_folder
+from tests.pipelines.models import formats_of, model_folder
 from tridentserve.engine.live.messages import ModelSource
 from tridentserve.engine.live.weights.host_copies import HostCopies
 from tridentserve.engine.live.weights.pinned_memory import PinnedMemory, find_file_system
@@ -111,7 +111,9 @@ async def test_a_loaded_replica_has_the_bytes_of_the_model_folder(
     store = ReplicaStore(host, gpu, MemoryBudget(1 << 30, 1000, 0), "host", 100_000, at_once, None)
     for stage in Stage:
         await store.prepare((Replica("flux", stage),))
-        expected = named_tensors(load_adapter(source.folder, frozenset({stage}), dtype=torch.bfloat16))
+        expected = named_tensors(
+            load_adapter(source.folder, frozenset({stage}), formats=formats_of(source.folder, device="cuda"))
+        )
         got = named_tensors(store.adapter(Replica("flux", stage)))
         assert got.keys() == expected.keys()
         assert all(torch.equal(got[name].cpu(), tensor) for name, tensor in expected.items())

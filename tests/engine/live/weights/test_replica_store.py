@@ -29,6 +29,7 @@ from tridentserve.engine.live.weights.pinned_memory import PinnedMemory
 from tridentserve.engine.live.weights.replica_store import MemoryBudget, ReplicaStore, copy_blocks
 from tridentserve.engine.options import Fetch
 from tridentserve.errors import ConfigError, HandoffError, OutOfMemoryError, WorkerError
+from tridentserve.models.number_formats import NumberFormats
 from tridentserve.pipelines import load_adapter
 from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.pipelines.weights import named_tensors
@@ -149,7 +150,7 @@ def test_a_copy_of_another_model_folder_or_format_is_another_copy(source: ModelS
     mine = ModelSource("flux", folder)
     first = HostCopies(tmp_path / "host", {"flux": mine}, CPU)
     first.make_all([C])
-    half = HostCopies(tmp_path / "host", {"flux": ModelSource("flux", folder, "bfloat16")}, CPU)
+    half = HostCopies(tmp_path / "host", {"flux": ModelSource("flux", folder, NumberFormats.parse("bfloat16"))}, CPU)
     assert not half.has(C)
     assert half.get(C).layout.nbytes < first.get(C).layout.nbytes
     edit_json(folder / "vae" / "config.json", scaling_factor=0.25)
@@ -164,7 +165,7 @@ def test_the_copy_for_a_gpu_is_another_file_with_every_tensor_aligned_as_cuda_al
     source: ModelSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PinnedMemory, "pin", lambda *_: False)
-    sources = {"flux": ModelSource("flux", source.folder, "float32")}
+    sources = {"flux": ModelSource("flux", source.folder, NumberFormats.parse("float32"))}
     for_gpu, for_cpu = (HostCopies(tmp_path, sources, torch.device(kind)) for kind in ("cuda", "cpu"))
     slots = for_gpu.get(D).layout.slots
     assert slots != for_cpu.get(D).layout.slots

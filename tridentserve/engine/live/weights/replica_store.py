@@ -237,7 +237,7 @@ class ReplicaStore:
         if replica not in self._adapters:
             source, stages = self._host.source(replica), frozenset({replica.stage})
             self._adapters[replica] = load_adapter(
-                source.folder, stages, device=str(self._device), dtype=self._host.dtype(replica), weights=False
+                source.folder, stages, device=str(self._device), formats=self._host.formats(replica), weights=False
             )
             kernels.install(self._adapters[replica], source.kernels)
             self._adapters[replica].step_cache = source.step_cache
