@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator, model_validator
 
@@ -93,6 +93,9 @@ def _locate(value: Any) -> Path | str:
     return value if is_of_hub else make_absolute(Path(value))
 
 
+_Formats = NumberFormat | dict[Literal["E", "D", "C"], NumberFormat] | None
+
+
 def _check_formats(value: Any) -> Any:
     """A number format, or a mapping from letters of stages to formats, as it was given."""
     try:
@@ -131,7 +134,7 @@ class ModelArgs(Args):
         description="Family, such as `sd3`, `flux` or `wan`, of a small model with random weights, which is made at "
         "the first start. Exactly one of `path`, `shipped` and `tiny` is given.",
     )
-    dtype: Annotated[Any, PlainValidator(_check_formats, json_schema_input_type=NumberFormat | None)] = Field(
+    dtype: Annotated[Any, PlainValidator(_check_formats, json_schema_input_type=_Formats)] = Field(
         default=None,
         description="Number format of the loaded weights, for all stages or by stage: `{E: bfloat16, D: bfloat16, "
         "C: float32}`, where C's is that of the VAE, also in E. Stages without one have float32 on a CPU, and on a GPU "

@@ -21,9 +21,13 @@ from tridentserve.pipelines.weights import named_tensors
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage
 
+RANDOM = ("sd3", "flux", "sdxl", "cogvideox", "hunyuan_video", "wan")
+
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", {"E": "float16", "D": "bfloat16"}], ids=str)
-@pytest.mark.parametrize("family", families("sd3", "flux", "cogvideox", "hunyuan_video", "wan", quick=("sd3", "wan")))
+@pytest.mark.parametrize(
+    "family", families("sd3", "flux", "sdxl", "cogvideox", "hunyuan_video", "wan", quick=("sd3", "wan"))
+)
 def test_they_differ_from_loaded_models_in_numbers_only(tiny_cache: Path, family: str, dtype: Any) -> None:
     folder = ensure_tiny(family, tiny_cache)
     formats = formats_of(folder, dtype)
