@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from deployments.config.app import AppArgs
@@ -29,7 +30,7 @@ def name_measured_table(model: ModelArgs, args: AppArgs) -> Path:
     cluster = args.cluster
     settings = [
         str(model.folder or model.tiny),
-        *(model.dtype, model.attention, model.compile),
+        *(asdict(model.formats), model.attention, model.compile),
         *(cluster.device, cluster.device_name, list_measured_degrees(args)),
         cluster.cpu_threads if cluster.device == "cpu" else None,
         model.limits.model_dump(include=_SIZE_LIMITS),

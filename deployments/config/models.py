@@ -10,10 +10,12 @@ from pydantic import Field, PlainValidator, model_validator
 
 from deployments.config.base import Args, Name, make_absolute, make_config_error, make_option
 from tridentserve.byte_sizes import MIB
+from tridentserve.errors import ConfigError
 from tridentserve.hub.hub_model import DEFAULT_REVISION, HubModel, is_hub_id
 from tridentserve.models.families import FAMILIES
 from tridentserve.models.kernels import Attention, Kernels
 from tridentserve.models.model_folder import find_shipped_model, list_shipped_models
+from tridentserve.models.number_formats import NumberFormat, NumberFormats
 from tridentserve.models.step_cache import StepCache
 from tridentserve.requests import Quality
 from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE
@@ -91,6 +93,18 @@ def _locate(value: Any) -> Path | str:
     return value if is_of_hub else make_absolute(Path(value))
 
 
+_Formats = NumberFormat | dict[Literal["E", "D", "C"], NumberFormat] | None
+
+
+def _check_formats(value: Any) -> Any:
+    """A number format, or a mapping from letters of stages to formats, as it was given."""
+    try:
+        NumberFormats.parse(value)
+    except ConfigError as error:
+        raise make_config_error("", str(error)) from None
+    return value
+
+
 class ModelArgs(Args):
     """One model. Exactly one of `path` (a model folder, or a model of the hub), `shipped` (a model that lies in the
     package) and `tiny` (a family; made at first start) is given."""
@@ -120,9 +134,11 @@ class ModelArgs(Args):
         description="Family, such as `sd3`, `flux` or `wan`, of a small model with random weights, which is made at "
         "the first start. Exactly one of `path`, `shipped` and `tiny` is given.",
     )
-    dtype: Literal["float32", "bfloat16"] | None = Field(
+    dtype: Annotated[Any, PlainValidator(_check_formats, json_schema_input_type=_Formats)] = Field(
         default=None,
-        description="Number format of the loaded weights; without it float32 on a CPU and bfloat16 on a GPU.",
+        description="Number format of the loaded weights, for all stages or by stage: `{E: bfloat16, D: bfloat16, "
+        "C: float32}`, where C's is that of the VAE, also in E. Stages without one have float32 on a CPU, and on a GPU "
+        "what the model's family was published with ([models.md](models.md#number-formats)).",
     )
     weights: Literal["auto", "whole", "divided", "streamed"] = Field(
         default="auto",
@@ -200,6 +216,11 @@ class ModelArgs(Args):
                 f"{DEFAULT_REVISION}` too if a model of the hub is meant",
             )
         return self
+
+    @property
+    def formats(self) -> NumberFormats:
+        """The number formats that `dtype` asks for."""
+        return NumberFormats.parse(self.dtype)
 
     @property
     def hub_model(self) -> HubModel | None:

@@ -256,4 +256,4 @@ def _collect_names(args: AppArgs) -> set[str]:
 
 def _describe_weights(model: ModelArgs) -> tuple[object, ...]:
     """The settings on which host copies depend."""
-    return model.folder, model.tiny, model.dtype
+    return model.folder, model.tiny, model.formats

@@ -18,7 +18,7 @@ def find_model_source(model: ModelArgs, cache_dir: Path) -> ModelSource:
     """A model as workers know it. A missing tiny model is made, which takes seconds and imports torch."""
     folder = model.folder or _make_tiny(str(model.tiny), cache_dir)
     step_cache = StepCache(high=model.step_cache_high, fast=model.step_cache_fast)
-    return ModelSource(model.name, folder, model.dtype, Kernels(model.attention, model.compile), step_cache)
+    return ModelSource(model.name, folder, model.formats, Kernels(model.attention, model.compile), step_cache)
 
 
 def _make_tiny(family: str, cache_dir: Path) -> Path:

@@ -107,7 +107,7 @@ def measure_model(order: MeasuringOrder, news: Any) -> ProfileTable:
 
     tell({})
     table = measure_quickly(
-        Source(source.folder, order.device, source.dtype, kernels=source.kernels),
+        Source(source.folder, order.device, source.formats, kernels=source.kernels),
         source.name,
         order.sizes,
         order.degrees,

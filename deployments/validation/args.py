@@ -23,13 +23,13 @@ from profiler import CostModel
 from tridentserve.byte_sizes import MIB
 from tridentserve.errors import ConfigError, ModelFolderError, ProfileError
 from tridentserve.models.model_folder import stage_weights_bytes
+from tridentserve.models.number_formats import find_formats
 from tridentserve.requests import RequestSpec
 from tridentserve.scheduling.events import Reject, RequestArrived
 from tridentserve.stages import Stage
 
 # A model folder's weights may differ by as much from those in its profile; beyond, the profile is of another model.
 _WEIGHTS_FACTOR = 1.5
-_ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def check_args(args: Mapping[str, Any], key: str = "args", readable: bool = True) -> list[str]:
@@ -68,9 +68,8 @@ def check_parsed_args(parsed: AppArgs) -> list[str]:
         try:
             models[model.name] = build_served_model(model)
             if model.folder is not None:
-                weights[model.name] = stage_weights_bytes(
-                    model.folder, _get_element_bytes(model, parsed.cluster.device)
-                )
+                formats = find_formats(models[model.name].family, model.formats, parsed.cluster.device)
+                weights[model.name] = stage_weights_bytes(model.folder, formats)
         except ModelFolderError as error:
             problems.append(f"models[{index}].path: {error}")
     try:
@@ -131,11 +130,6 @@ def _explain_unwritable(folder: Path) -> str | None:
     return None
 
 
-def _get_element_bytes(model: ModelArgs, device: str) -> int:
-    """Bytes of one element of a loaded weight; without a `dtype`, of the one that `load_adapter` takes."""
-    return _ELEMENT_BYTES[model.dtype or ("float32" if device == "cpu" else "bfloat16")]
-
-
 def _describe_no_size(model: ServedModel) -> str:
     limits, family = model.limits, model.family
     return (
@@ -177,7 +171,7 @@ def _check_weights(
                 yield (
                     f"models[{index}].{key}: the weights of {stage} are {found_bytes / MIB:.1f} MiB when loaded, in "
                     f"its profile {profiled_bytes / MIB:.1f} MiB; it is of another model "
-                    "or another dtype: profile this one"
+                    "or of other number formats: profile this one, or set the `dtype` that was profiled"
                 )
                 break
 

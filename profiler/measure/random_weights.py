@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +24,7 @@ from profiler.measure.tokenizers import build_stand_in
 from profiler.published_models import Component, read_published_model
 from tridentserve.errors import ProfileError
 from tridentserve.models.model_folder import MODEL_INDEX, detect_family
+from tridentserve.models.number_formats import NumberFormat
 from tridentserve.pipelines import PipelineAdapter, load_adapter
 from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
 from tridentserve.pipelines.base import Tensors
@@ -85,20 +86,20 @@ def _write_component(folder: Path, component: Component) -> None:
 
 
 def make_random_adapter(
-    folder: Path, stages: frozenset[Stage], device: str = "cpu", dtype: torch.dtype | None = None
+    folder: Path, stages: frozenset[Stage], device: str = "cpu", formats: Mapping[str, NumberFormat] | None = None
 ) -> PipelineAdapter:
     """Load an adapter from the configurations alone, with random weights of a variance that activations survive.
 
     Raises `ModelFolderError` where `load_adapter` does, and `MemoryError` for weights that a CPU has no memory for.
     """
-    adapter = load_adapter(folder, stages, device=device, dtype=dtype, weights=False)
-    wanted = _name_tensors(adapter)
+    adapter = load_adapter(folder, stages, device=device, formats=formats, weights=False)
+    wanted = named_tensors(adapter)
     target = torch.device(device)
     if target.type == "cpu":
         _check_host_memory(_count_distinct_bytes(wanted))
     # What is no parameter (tables of positions, frequencies) is computed from the configuration, not random.
     computed = (
-        _name_tensors(_make_buffers_real(adapter)) if any(not _is_random(tensor) for tensor in wanted.values()) else {}
+        named_tensors(_make_buffers_real(adapter)) if any(not _is_random(tensor) for tensor in wanted.values()) else {}
     )
     generator = torch.Generator(target).manual_seed(0)
     made: dict[int, torch.Tensor] = {}
@@ -112,25 +113,14 @@ def make_random_adapter(
     return adapter
 
 
-def count_random_weights_bytes(folder: Path, dtype: torch.dtype) -> dict[Stage, int]:
-    """Bytes of the weights of each stage, as `make_random_adapter` makes them."""
+def count_weights_bytes(folder: Path, formats: Mapping[str, NumberFormat]) -> dict[Stage, int]:
+    """Bytes of the loaded weights of each stage in these number formats, from the configurations alone."""
     return {
         stage: _count_distinct_bytes(
-            _name_tensors(load_adapter(folder, frozenset({stage}), dtype=dtype, weights=False))
+            named_tensors(load_adapter(folder, frozenset({stage}), formats=formats, weights=False))
         )
         for stage in detect_family(folder).components
     }
-
-
-def _name_tensors(adapter: PipelineAdapter) -> Tensors:
-    """`named_tensors`, with those parts of diffusers models in float32 that diffusers keeps so, as `load_adapter`."""
-    tensors = named_tensors(adapter)
-    for part, model in cast(DiffusersAdapter, adapter).pipe.components.items():
-        kept = set(getattr(model, "_keep_in_fp32_modules", None) or ()) if _is_diffusers(model) else set()
-        for name, tensor in tensors.items():
-            if kept & set(name.split(".")) and name.startswith(f"{part}.") and _is_random(tensor):
-                tensor.data = tensor.data.float()
-    return tensors
 
 
 def _is_diffusers(model: Any) -> bool:

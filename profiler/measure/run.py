@@ -15,13 +15,12 @@ import torch
 
 from profiler.measure.checks import ProfilePoint, Sweep, check_measurable
 from profiler.measure.processes import Processes
-from profiler.measure.random_weights import count_random_weights_bytes
+from profiler.measure.random_weights import count_weights_bytes
 from profiler.measure.stages import Sample, Source, set_threads
 from profiler.tables.rows import ProfileRow, ProfileTable, WeightsRow
 from tridentserve.engine.options import WorkerOptions
 from tridentserve.errors import ProfileError
-from tridentserve.models.model_folder import stage_weights_bytes
-from tridentserve.pipelines.loading import choose_default_dtype
+from tridentserve.models.number_formats import describe_formats
 from tridentserve.stages import Stage
 
 
@@ -119,19 +118,12 @@ class _Measurement:
             for point, sample in self._best.items()
         )
         if self._weights_bytes is None:
-            self._weights_bytes = _count_weights_bytes(self._source)
+            self._weights_bytes = count_weights_bytes(self._source.folder, self._source.find_formats())
         held = {row.stage: row for row in self._begun.weights}
         weights = (
             _make_weights_row(model, stage, self._weights_bytes[stage], self._best, held.get(stage)) for stage in Stage
         )
         return ProfileTable(model, (*self._begun.rows, *rows), tuple(weights))
-
-
-def _count_weights_bytes(source: Source) -> Mapping[Stage, int]:
-    dtype = _find_dtype(source)
-    if source.random_weights:
-        return count_random_weights_bytes(source.folder, dtype)
-    return stage_weights_bytes(source.folder, dtype.itemsize)
 
 
 def _read_point(row: ProfileRow) -> ProfilePoint:
@@ -140,11 +132,11 @@ def _read_point(row: ProfileRow) -> ProfilePoint:
 
 def _describe_settings(source: Source, options: MeasureOptions) -> str:
     """The settings that all rows of a table must have in common."""
-    dtype = str(_find_dtype(source)).removeprefix("torch.")
+    formats = describe_formats(source.find_formats())
     threads = f", threads {options.num_threads}" if torch.device(source.device).type == "cpu" else ""
     weights = ", random weights" if source.random_weights else ""
     versions = f"torch {torch.__version__}, diffusers {diffusers.__version__}"
-    return f"{versions}, {dtype}, {source.kernels}{threads}{weights}"
+    return f"{versions}, {formats}, {source.kernels}{threads}{weights}"
 
 
 def _make_row(
@@ -186,11 +178,6 @@ def _make_weights_row(
         row, outputs = replace(row, output_bytes=least), [(shape, num_bytes - least) for shape, num_bytes in outputs]
     per_token = (num_bytes / shape.tokens for shape, num_bytes in outputs)
     return replace(row, output_bytes_per_token=max([row.output_bytes_per_token, *per_token]))
-
-
-def _find_dtype(source: Source) -> torch.dtype:
-    """The number format of the loaded weights."""
-    return getattr(torch, source.dtype) if source.dtype else choose_default_dtype(torch.device(source.device))
 
 
 def find_device_name(device: str) -> str:

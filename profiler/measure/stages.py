@@ -20,7 +20,8 @@ from PIL import Image
 from profiler.measure.memory import measure_peak_bytes
 from profiler.measure.random_weights import make_random_adapter
 from tridentserve.models.kernels import Kernels
-from tridentserve.models.model_folder import detect_family
+from tridentserve.models.model_folder import detect_family, read_family
+from tridentserve.models.number_formats import NumberFormat, NumberFormats, find_formats
 from tridentserve.parallel import connect_store, make_group, sequence_parallel
 from tridentserve.parallel.groups import SequenceGroup
 from tridentserve.pipelines import PipelineAdapter, kernels, load_adapter
@@ -40,14 +41,18 @@ class Source:
     """The model folder."""
     device: str
     """The device as torch names it."""
-    dtype: str | None = None
-    """The number format as torch names it. None: the default of the device."""
+    formats: NumberFormats = field(default_factory=NumberFormats)
+    """The number formats that are asked for."""
     random_weights: bool = False
     """True when only the configurations in `folder` are read, and weights are random."""
     condition_folder: Path | None = None
     """A cheaper model of random weights whose conditions have the same shape, for when ENCODE is not measured."""
     kernels: Kernels = field(default_factory=Kernels)
     """The attention kernel, and compilation."""
+
+    def find_formats(self) -> Mapping[str, NumberFormat]:
+        """The number format of each component."""
+        return find_formats(read_family(self.folder), self.formats, self.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +86,17 @@ _held: dict[tuple[Source, Stage], PipelineAdapter] = {}
 def load_stage(source: Source, stage: Stage) -> PipelineAdapter:
     """One stage with its weights, as it is served but for the kernels."""
     load = make_random_adapter if source.random_weights else load_adapter
-    return load(source.folder, frozenset({stage}), device=source.device, dtype=_find_dtype(source))
+    return load(source.folder, frozenset({stage}), device=source.device, formats=source.find_formats())
 
 
 def load_weightless(source: Source) -> PipelineAdapter:
     """Stage D without its weights: it can prepare requests, and cannot run them."""
     return load_adapter(
-        source.folder, frozenset({Stage.DIFFUSE}), device=source.device, dtype=_find_dtype(source), weights=False
+        source.folder,
+        frozenset({Stage.DIFFUSE}),
+        device=source.device,
+        formats=source.find_formats(),
+        weights=False,
     )
 
 
@@ -101,10 +110,6 @@ def _load_adapter(source: Source, stage: Stage) -> PipelineAdapter:
 
 
 _weightless = lru_cache(maxsize=1)(load_weightless)
-
-
-def _find_dtype(source: Source) -> torch.dtype | None:
-    return getattr(torch, source.dtype) if source.dtype else None
 
 
 def release() -> None:
@@ -142,7 +147,7 @@ def compute_condition(source: Source, inputs: GenerationInputs, cheap: bool = Fa
     if cheap and source.condition_folder is not None:
         release()
         adapter = make_random_adapter(
-            source.condition_folder, frozenset({Stage.ENCODE}), source.device, _find_dtype(source)
+            source.condition_folder, frozenset({Stage.ENCODE}), source.device, source.find_formats()
         )
     else:
         adapter = _load_adapter(source, Stage.ENCODE)

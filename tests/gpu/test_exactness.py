@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.pipelines.models import ALL, make_inputs, model_folder, stock_pipeline, stock_result
+from tests.pipelines.models import ALL, formats_of, make_inputs, model_folder, stock_pipeline, stock_result
+from tridentserve.models.number_formats import NUMBER_FORMATS, NumberFormat
 from tridentserve.pipelines import load_adapter
 from tridentserve.requests import GenerationInputs
 from tridentserve.stages import Stage
@@ -26,34 +27,37 @@ def on_device(pipe: Any, device: torch.device) -> Iterator[None]:
     pipe.to("cpu")
 
 
-def generate(folder: Path, inputs: GenerationInputs, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
+def generate(
+    folder: Path, inputs: GenerationInputs, device: torch.device, formats: Mapping[str, NumberFormat]
+) -> tuple[Any, Any]:
     """The last latents and the pixels, each stage of an adapter of its own."""
     encode, diffuse, decode = (
-        load_adapter(folder, frozenset({stage}), device=str(device), dtype=dtype) for stage in Stage
+        load_adapter(folder, frozenset({stage}), device=str(device), formats=formats) for stage in Stage
     )
     state = diffuse.prepare(encode.encode(inputs), inputs)
     latents = diffuse.latents(diffuse.step(state, state.num_steps))
     return latents["latents"], decode.decode(latents, inputs)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", None], ids=["float32", "bfloat16", "published"])
 @pytest.mark.parametrize("family", ALL)
 def test_pixels_are_those_of_the_stock_pipeline(
-    gpu: torch.device, tmp_path_factory: pytest.TempPathFactory, family: str, dtype: torch.dtype
+    gpu: torch.device, tmp_path_factory: pytest.TempPathFactory, family: str, dtype: str | None
 ) -> None:
     folder = model_folder(family, tmp_path_factory.getbasetemp())
-    inputs = make_inputs(variant=family)
-    with on_device(stock_pipeline(folder, dtype), gpu):
-        expected = stock_result(folder, inputs, "latent", dtype)
-        images = np.stack(stock_result(folder, inputs, "pil", dtype))
-    latents, pixels = generate(folder, inputs, gpu, dtype)
+    inputs, formats = make_inputs(variant=family), formats_of(folder, dtype, "cuda")
+    with on_device(stock_pipeline(folder, formats), gpu):
+        expected = stock_result(folder, inputs, "latent", formats)
+        images = np.stack(stock_result(folder, inputs, "pil", formats))
+    latents, pixels = generate(folder, inputs, gpu, formats)
     assert torch.equal(latents, expected)
     assert np.array_equal(pixels, images)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_request_is_the_same_each_time(gpu: torch.device, tmp_path: Path, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", NUMBER_FORMATS)
+def test_a_request_is_the_same_each_time(gpu: torch.device, tmp_path: Path, dtype: str) -> None:
     folder, inputs = model_folder("flux", tmp_path), make_inputs(256, 256, variant="flux")
-    (first, pixels), (second, again) = (generate(folder, inputs, gpu, dtype) for _ in range(2))
+    formats = formats_of(folder, dtype, "cuda")
+    (first, pixels), (second, again) = (generate(folder, inputs, gpu, formats) for _ in range(2))
     assert torch.equal(first, second)
     assert np.array_equal(pixels, again)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.pipelines.models import make_inputs, model_folder
+from tests.pipelines.models import formats_of, make_inputs, model_folder
 from tridentserve.engine.live.messages import ModelSource
 from tridentserve.engine.live.weights.host_copies import HostCopies
 from tridentserve.engine.live.weights.pinned_memory import PinnedMemory, find_file_system
@@ -114,7 +114,9 @@ async def test_a_loaded_replica_has_the_bytes_of_the_model_folder(
     store = ReplicaStore(host, gpu, MemoryBudget(1 << 30, 1000, 0), at_once, loader, None)
     for stage in Stage:
         await store.prepare((Replica("flux", stage),))
-        expected = named_tensors(load_adapter(source.folder, frozenset({stage}), dtype=torch.bfloat16))
+        expected = named_tensors(
+            load_adapter(source.folder, frozenset({stage}), formats=formats_of(source.folder, device="cuda"))
+        )
         got = named_tensors(store.adapter(Replica("flux", stage)))
         assert got.keys() == expected.keys()
         assert all(torch.equal(got[name].cpu(), tensor) for name, tensor in expected.items())
@@ -138,7 +140,9 @@ async def test_streamed_layers_compute_what_whole_weights_compute(
     source, diffuse = ModelSource("flux", model_folder("flux", tmp_path / "model")), Replica("flux", Stage.DIFFUSE)
     host = HostCopies(in_memory if place == "memory" else tmp_path / "host", {"flux": source}, gpu)
     inputs = make_inputs(variant="flux")
-    encoder = load_adapter(source.folder, frozenset({Stage.ENCODE}), device=str(gpu), dtype=torch.bfloat16)
+    encoder = load_adapter(
+        source.folder, frozenset({Stage.ENCODE}), device=str(gpu), formats=formats_of(source.folder, device="cuda")
+    )
     condition = encoder.encode(inputs)
     latents = []
     for share in (WHOLE, WeightsShare(streamed=True)):

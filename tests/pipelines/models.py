@@ -6,7 +6,7 @@ import functools
 import io
 import json
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ from safetensors.torch import load_file
 from tridentserve.models.families import FAMILIES
 from tridentserve.models.family import Family
 from tridentserve.models.input_image import open_input_image
-from tridentserve.models.model_folder import detect_family
+from tridentserve.models.model_folder import detect_family, read_family
+from tridentserve.models.number_formats import NumberFormat, NumberFormats, find_formats
 from tridentserve.pipelines import DenoisingState, PipelineAdapter, load_adapter
 from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.requests import GenerationInputs, Shape
@@ -184,6 +185,7 @@ _CHANGES: dict[str, Callable[[Path], None]] = {
     "sdxl-trailing": _with_scheduler(diffusers.EulerDiscreteScheduler, timestep_spacing="trailing"),
     "sdxl-tcd": _with_scheduler(diffusers.TCDScheduler),
     "sdxl-lcm": _latent_consistency,
+    "sdxl-1.0": replace_model(diffusers.AutoencoderKL, "vae", use_quant_conv=True, use_post_quant_conv=True),
     "sdxl-playground": _with_latent_statistics,
     "hunyuan_dit-1.2": replace_model(diffusers.HunyuanDiT2DModel, use_style_cond_and_image_meta_size=False),
     "flux2_klein-distilled": lambda folder: edit_json(folder / "model_index.json", is_distilled=True),
@@ -255,44 +257,68 @@ def decode(folder: Path, latents: torch.Tensor, inputs: GenerationInputs) -> NDA
     return load_stage(folder, Stage.DECODE).decode({"latents": latents}, inputs)
 
 
+def formats_of(folder: Path, asked: Any = None, device: str = "cpu") -> dict[str, NumberFormat]:
+    """The number format of each component of a model folder, as `models[].dtype` asks for it."""
+    return find_formats(read_family(folder), NumberFormats.parse(asked), device)
+
+
+def stock_pipeline(folder: Path, formats: Mapping[str, NumberFormat] | None = None) -> Any:
+    """The stock pipeline of a model folder with each component in its number format; without `formats` in float32. All
+    tests share it: nothing in it may be changed."""
+    return _keep_stock(folder, tuple(sorted((formats or formats_of(folder)).items())))
+
+
 @functools.cache
-def stock_pipeline(folder: Path, dtype: torch.dtype) -> Any:
+def _keep_stock(folder: Path, formats: tuple[tuple[str, NumberFormat], ...]) -> Any:
+    return load_stock(folder, dict(formats))
+
+
+def load_stock(folder: Path, formats: Mapping[str, NumberFormat]) -> Any:
+    """The same, loaded for the caller alone."""
     # The stock loader wants components that a folder leaves out to be named.
     index = json.loads((folder / "model_index.json").read_text())
     absent = {name: None for name, value in index.items() if value == [None, None]}
-    given = absent | _with_parts_in_float32(folder, index, dtype)
-    pipe = getattr(diffusers, detect_family(folder).pipeline_class).from_pretrained(folder, dtype=dtype, **given)
+    dtypes = {name: getattr(torch, number_format) for name, number_format in formats.items()}
+    given = absent | _with_parts_in_float32(folder, index, dtypes)
+    pipe = getattr(diffusers, detect_family(folder).pipeline_class).from_pretrained(folder, dtype=dtypes, **given)
     for name, part in pipe.components.items():
         # Without accelerate, from_pretrained leaves some float32 files as they are whatever dtype it is given.
         if isinstance(part, diffusers.ModelMixin) and name not in given:
-            part.to(dtype)
+            part.to(dtypes[name])
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
 
-def _with_parts_in_float32(folder: Path, index: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    """Models of which parts stay in float32 whatever `dtype` is: without accelerate, from_pretrained refuses them."""
+def _with_parts_in_float32(folder: Path, index: dict[str, Any], dtypes: Mapping[str, torch.dtype]) -> dict[str, Any]:
+    """Models of which parts stay in float32 whatever is asked for: without accelerate, from_pretrained refuses them."""
     models = {}
     for name, value in index.items():
         model_class = getattr(diffusers, str(value[1]), None) if isinstance(value, list) else None
         if kept := getattr(model_class, "_keep_in_fp32_modules", None):
             model = model_class.from_config(model_class.load_config(folder / name)).eval()  # type: ignore[union-attr]
             stored = load_file(folder / name / "diffusion_pytorch_model.safetensors")
-            lowered = {key: stored[key].to(dtype) for key in stored if not set(kept) & set(key.split("."))}
+            lowered = {key: stored[key].to(dtypes[name]) for key in stored if not set(kept) & set(key.split("."))}
             model.load_state_dict(stored | lowered, assign=True)
             models[name] = model
     return models
 
 
-def stock_result(folder: Path, inputs: GenerationInputs, output_type: str, dtype: torch.dtype = torch.float32) -> Any:
+def stock_result(
+    folder: Path, inputs: GenerationInputs, output_type: str, formats: Mapping[str, NumberFormat] | None = None
+) -> Any:
     """The result of the stock pipeline for a request, with a user's call."""
+    return call_stock(stock_pipeline(folder, formats), folder, inputs, output_type)
+
+
+def call_stock(pipe: Any, folder: Path, inputs: GenerationInputs, output_type: str, **arguments: Any) -> Any:
+    """The result of this stock pipeline of a model folder for a request; `arguments` are added to the call."""
     if output_type == "latent" and detect_family(folder).name == "flux2_klein":
-        return _last_latents(folder, inputs, dtype)
-    result = _call_stock(folder, inputs, dtype, output_type=output_type)
+        return _last_latents(pipe, folder, inputs)
+    result = _call_stock(pipe, folder, inputs, output_type=output_type, **arguments)
     return result.frames if detect_family(folder).name in VIDEOS else result.images
 
 
-def _last_latents(folder: Path, inputs: GenerationInputs, dtype: torch.dtype) -> torch.Tensor:
+def _last_latents(pipe: Any, folder: Path, inputs: GenerationInputs) -> torch.Tensor:
     """The last latents of a pipeline whose output type `latent` is another tensor."""
     seen: list[torch.Tensor] = []
 
@@ -300,12 +326,12 @@ def _last_latents(folder: Path, inputs: GenerationInputs, dtype: torch.dtype) ->
         seen.append(tensors["latents"])
         return tensors
 
-    _call_stock(folder, inputs, dtype, output_type="latent", callback_on_step_end=keep)
+    _call_stock(pipe, folder, inputs, output_type="latent", callback_on_step_end=keep)
     return seen[-1]
 
 
-def _call_stock(folder: Path, inputs: GenerationInputs, dtype: torch.dtype, **arguments: Any) -> Any:
-    family, pipe = detect_family(folder).name, stock_pipeline(folder, dtype)
+def _call_stock(pipe: Any, folder: Path, inputs: GenerationInputs, **arguments: Any) -> Any:
+    family = detect_family(folder).name
     request = {
         "prompt": inputs.prompt,
         "num_inference_steps": inputs.num_inference_steps,

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from tests.pipelines.models import ALL
 from tridentserve.models.families import FAMILIES
 from tridentserve.models.family import Family
+from tridentserve.models.number_formats import NumberFormats, describe_formats, find_formats
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
-START, END = "<!-- table: start -->\n", "<!-- table: end -->\n"
 HEADER = (
     "| family | pipeline of diffusers | starts from | makes | sides | steps | guidance | negative prompt | passes "
     "| degrees of D | LoRAs |\n"
     "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
 )
+FORMATS_HEADER = "| family | E | D | C |\n| --- | --- | --- | --- |\n"
 
 
 def row(family: Family) -> str:
@@ -40,9 +44,22 @@ def row(family: Family) -> str:
     return f"| {' | '.join(cells)} |\n"
 
 
-def test_the_table_is_what_the_code_says() -> None:
-    table = HEADER + "".join(row(family) for family in FAMILIES.values())
-    there = PAGE.read_text(encoding="utf-8").partition(START)[2].partition(END)[0]
+def formats_row(family: Family) -> str:
+    formats = find_formats(family, NumberFormats(), "cuda")
+    cells = [
+        describe_formats({component: formats[component] for component in components if component in formats})
+        for components in family.components.values()
+    ]
+    return f"| {' | '.join([f'`{family.name}`', *cells])} |\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "header", "make_row"), [("table", HEADER, row), ("formats", FORMATS_HEADER, formats_row)]
+)
+def test_the_table_is_what_the_code_says(name: str, header: str, make_row: Callable[[Family], str]) -> None:
+    table = header + "".join(make_row(family) for family in FAMILIES.values())
+    page = PAGE.read_text(encoding="utf-8")
+    there = page.partition(f"<!-- {name}: start -->\n")[2].partition(f"<!-- {name}: end -->\n")[0]
     assert there == table, f"put this into {PAGE}:\n{table}"
 
 

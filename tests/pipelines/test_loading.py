@@ -5,12 +5,15 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import diffusers
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
-from tests.pipelines.models import edit_json
+from tests.pipelines.models import ALL, edit_json, families, formats_of
 from tridentserve.errors import ModelFolderError
 from tridentserve.pipelines import load_adapter
 from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
@@ -26,8 +29,8 @@ def copy(model: Model, tmp_path: Path) -> Path:
     return Path(shutil.copytree(model("sd3"), tmp_path / "model"))
 
 
-def loaded_modules(folder: Path, stages: frozenset[Stage], dtype: torch.dtype | None = None) -> dict[str, torch.dtype]:
-    adapter = load_adapter(folder, stages, dtype=dtype)
+def loaded_modules(folder: Path, stages: frozenset[Stage], dtype: Any = None) -> dict[str, torch.dtype]:
+    adapter = load_adapter(folder, stages, formats=formats_of(folder, dtype))
     assert isinstance(adapter, DiffusersAdapter)
     modules = {name: part for name, part in adapter.pipe.components.items() if isinstance(part, torch.nn.Module)}
     assert not any(module.training for module in modules.values())
@@ -51,10 +54,51 @@ def test_a_stage_holds_its_own_weights_only(model: Model, variant: str, stage: S
 
 
 @pytest.mark.parametrize("variant", ["sd3", "flux"])
-def test_several_stages_share_one_adapter_and_a_dtype_can_be_chosen(model: Model, variant: str) -> None:
+def test_several_stages_share_one_adapter_and_number_formats_can_be_chosen(model: Model, variant: str) -> None:
     stages = frozenset({Stage.DIFFUSE, Stage.DECODE})
     expected = dict.fromkeys(("transformer", "vae"), torch.bfloat16)
-    assert loaded_modules(model(variant), stages, torch.bfloat16) == expected
+    assert loaded_modules(model(variant), stages, "bfloat16") == expected
+    mixed = {"transformer": torch.float16, "vae": torch.float32}
+    assert loaded_modules(model(variant), stages, {"D": "float16", "C": "float32"}) == mixed
+
+
+@pytest.mark.parametrize("variant", families(*ALL))
+def test_no_checkpoint_is_read_in_another_number_format_first(
+    model: Model, variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory for a moment would be memory that a machine must have."""
+    folder, read = model(variant), {}
+    formats = formats_of(folder, {"E": "bfloat16", "D": "float16", "C": "bfloat16"})
+    for library in (diffusers.ModelMixin, transformers.PreTrainedModel):
+
+        def note(cls: Any, /, path: str, *arguments: Any, stock: Any = library.from_pretrained, **options: Any) -> Any:
+            read[Path(path).name] = options["dtype"]
+            return stock.__func__(cls, path, *arguments, **options)
+
+        monkeypatch.setattr(library, "from_pretrained", classmethod(note))
+    load_adapter(folder, frozenset(Stage), formats=formats)
+    assert read == {name: getattr(torch, formats[name]) for name in read}
+    assert {"text_encoder", "vae"} <= read.keys()
+
+
+@pytest.mark.parametrize("variant", families("wan", "wan-2.2", "wan_i2v"))
+def test_a_model_that_keeps_modules_in_float32_is_never_in_float32_as_a_whole(
+    model: Model, variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has its number formats before its tensors are copied into it."""
+    before: dict[str, torch.dtype] = {}
+    stock: Any = diffusers.ModelMixin._load_pretrained_model
+
+    def note(cls: Any, model: torch.nn.Module, *arguments: Any, **options: Any) -> Any:
+        before.update({name: tensor.dtype for name, tensor in model.state_dict().items()})
+        return stock.__func__(cls, model, *arguments, **options)
+
+    monkeypatch.setattr(diffusers.ModelMixin, "_load_pretrained_model", classmethod(note))
+    adapter: Any = load_adapter(model(variant), DIFFUSE, formats=formats_of(model(variant), "bfloat16"))
+    after = {name: tensor.dtype for name, tensor in adapter.pipe.transformer.state_dict().items()}
+    assert before == after
+    assert {dtype for name, dtype in after.items() if "time_embedder" in name} == {torch.float32}
+    assert {dtype for name, dtype in after.items() if ".to_q." in name} == {torch.bfloat16}
 
 
 def test_no_stage_at_all_is_refused(model: Model) -> None:

@@ -15,7 +15,7 @@ import torch
 from diffusers import schedulers
 from safetensors.torch import save_file
 
-from tests.pipelines.models import ALL, edit_json, families
+from tests.pipelines.models import ALL, edit_json, families, formats_of
 from tridentserve.errors import ModelFolderError
 from tridentserve.models import model_folder
 from tridentserve.models.families import FAMILIES
@@ -41,9 +41,22 @@ def test_stage_bytes_are_those_of_the_loaded_weights(model: Model, variant: str)
         assert sum(tensors.values()) == expected
 
 
-def test_bytes_at_half_precision(model: Model) -> None:
-    stored, half = stage_weights_bytes(model("flux")), stage_weights_bytes(model("flux"), element_bytes=2)
+def test_bytes_follow_the_number_format_of_each_component(model: Model) -> None:
+    folder = model("flux_kontext")
+    stored, half = stage_weights_bytes(folder), stage_weights_bytes(folder, formats_of(folder, "float16"))
     assert {stage: 2 * size for stage, size in half.items()} == stored
+    formats = formats_of(folder, {"E": "bfloat16", "D": "bfloat16", "C": "float32"})
+    mixed = stage_weights_bytes(folder, formats)
+    assert (mixed[Stage.DIFFUSE], mixed[Stage.DECODE]) == (half[Stage.DIFFUSE], stored[Stage.DECODE])
+    # E has the VAE too.
+    assert mixed[Stage.ENCODE] == half[Stage.ENCODE] + stored[Stage.DECODE] // 2
+
+
+def test_a_vae_that_overflows_in_float16_takes_what_it_is_served_in(model: Model) -> None:
+    folder = model("sdxl")
+    stored, half = stage_weights_bytes(folder), stage_weights_bytes(folder, formats_of(folder, "float16"))
+    assert 2 * half[Stage.DIFFUSE] == stored[Stage.DIFFUSE]
+    assert half[Stage.DECODE] == stored[Stage.DECODE]
 
 
 def test_family_comes_from_the_pipeline_class(model: Model) -> None:

@@ -12,9 +12,10 @@ import pytest
 import torch
 import transformers
 
-from profiler.measure.random_weights import count_random_weights_bytes, write_published
+from profiler.measure.random_weights import count_weights_bytes, write_published
 from profiler.measure.tokenizers import build_stand_in
 from profiler.published_models import Component, list_published_models, read_published_model, read_shared_components
+from tests.pipelines.models import formats_of
 from tridentserve.errors import ProfileError
 from tridentserve.models.model_folder import detect_family, read_component_classes
 from tridentserve.pipelines import load_adapter
@@ -117,7 +118,7 @@ def test_a_model_folder_of_a_published_model_loads_as_any_other(tmp_path: Path) 
     folder = write_published("sd3-medium", tmp_path / "full")
     assert detect_family(folder).name == "sd3"
     assert read_component_classes(folder)["text_encoder_3"] == ("transformers", "T5EncoderModel")
-    sizes = count_random_weights_bytes(folder, torch.bfloat16)
+    sizes = count_weights_bytes(folder, formats_of(folder, "bfloat16"))
     # 2.03 B parameters; a CLIP-L, a bigG and a T5-XXL; the VAE has an encoder too, as a model folder has.
     assert sizes[Stage.DIFFUSE] == pytest.approx(2 * 2.03e9, rel=0.03)
     assert sizes[Stage.ENCODE] == pytest.approx(2 * 5.58e9, rel=0.01)
@@ -158,7 +159,7 @@ def test_an_unknown_name_is_refused_with_those_there_are() -> None:
 def test_every_published_model_loads_by_its_adapter(tmp_path: Path, name: str) -> None:
     """Without memory for its weights, from the files that a model folder has."""
     folder, components = write_published(name, tmp_path / "full"), read_published_model(name).components
-    sizes = count_random_weights_bytes(folder, torch.float32)
+    sizes = count_weights_bytes(folder, formats_of(folder, "float32"))
     denoisers = sum(billions(part) for key, part in components.items() if key.startswith(("transformer", "unet")))
     # Tables that are computed are no parameters.
     assert sizes[Stage.DIFFUSE] == pytest.approx(4e9 * denoisers, rel=0.12)

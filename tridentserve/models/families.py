@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tridentserve.models.family import Family
+from tridentserve.models.number_formats import VAE, NumberFormat
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage
 
@@ -16,7 +17,12 @@ def _list_components(
     *encode: str, diffuse: tuple[str, ...] = ("transformer", "scheduler")
 ) -> Mapping[Stage, tuple[str, ...]]:
     """The components of each stage; stage C of every family needs the VAE only."""
-    return {Stage.ENCODE: encode, Stage.DIFFUSE: diffuse, Stage.DECODE: ("vae",)}
+    return {Stage.ENCODE: encode, Stage.DIFFUSE: diffuse, Stage.DECODE: (VAE,)}
+
+
+def _load_in(number_format: NumberFormat, *components: str) -> Mapping[str, NumberFormat]:
+    """A recipe that loads these components in this number format."""
+    return dict.fromkeys(components, number_format)
 
 
 FAMILIES: dict[str, Family] = {
@@ -61,6 +67,7 @@ FAMILIES: dict[str, Family] = {
             default_steps=20,
             default_guidance_scale=4.5,
             components=_list_components("text_encoder", "tokenizer"),
+            number_formats=_load_in("float16", "text_encoder", "transformer", VAE),
             loras=False,
         ),
         Family(
@@ -81,6 +88,8 @@ FAMILIES: dict[str, Family] = {
             components=_list_components(
                 "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2", diffuse=("unet", "scheduler")
             ),
+            number_formats=_load_in("float16", "text_encoder", "text_encoder_2", "unet", VAE),
+            upcasts_vae=True,
             options=("force_zeros_for_empty_prompt",),
             shares_tokens=False,
             caches_steps=False,
@@ -92,6 +101,7 @@ FAMILIES: dict[str, Family] = {
             default_steps=50,
             default_guidance_scale=5.0,
             components=_list_components("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2"),
+            number_formats=_load_in("float16", "text_encoder", "text_encoder_2", "transformer", VAE),
             loras=False,
             caches_steps=False,
         ),
@@ -150,6 +160,7 @@ FAMILIES: dict[str, Family] = {
             components=_list_components(
                 "text_encoder", "tokenizer", diffuse=("transformer", "transformer_2", "scheduler")
             ),
+            number_formats=_load_in("float32", VAE),
             own_fields=_WAN_FIELDS,
             optional=frozenset({"transformer_2"}),
             options=("boundary_ratio", "expand_timesteps"),
@@ -172,6 +183,7 @@ FAMILIES: dict[str, Family] = {
                 "vae",
                 diffuse=("transformer", "transformer_2", "scheduler"),
             ),
+            number_formats=_load_in("float32", "image_encoder", VAE),
             own_fields=_WAN_FIELDS,
             optional=frozenset({"transformer_2", "image_encoder", "image_processor"}),
             options=("boundary_ratio", "expand_timesteps"),
@@ -187,6 +199,7 @@ FAMILIES: dict[str, Family] = {
             default_steps=50,
             default_guidance_scale=6.0,
             components=_list_components("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2"),
+            number_formats=_load_in("float16", "text_encoder", "text_encoder_2", VAE),
             negative_prompt=False,
             own_fields=frozenset({"flow_shift"}),
             frame_multiple=4,

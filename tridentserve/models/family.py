@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from tridentserve.models.number_formats import NumberFormat
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage
 
@@ -34,6 +35,12 @@ class Family:
     size_factors: tuple[tuple[str, str, int], ...] = ()
     """The config entries whose product is `size_multiple`, where models differ in it: component, key, and the value
     that diffusers assumes where the key is absent. The last value of a list counts."""
+    number_formats: Mapping[str, NumberFormat] = field(default_factory=dict)
+    """The number formats on a GPU of the components that the published recipe of the family (the example in the
+    documentation of its pipeline) loads in another one than `COMMON_FORMAT`."""
+    upcasts_vae: bool = False
+    """True where the stock pipeline computes in float32 with a VAE that is loaded in float16, if its config says
+    `force_upcast`."""
     optional: frozenset[str] = frozenset()
     """The components that a model folder may leave out."""
     options: tuple[str, ...] = ()

@@ -17,6 +17,7 @@ from typing import Any
 from tridentserve.errors import ConfigError, ModelFolderError
 from tridentserve.models.families import FAMILIES, find_family
 from tridentserve.models.family import Family
+from tridentserve.models.number_formats import ELEMENT_BYTES, VAE, NumberFormat, has_weights
 from tridentserve.stages import Stage
 
 MODEL_INDEX = "model_index.json"
@@ -25,7 +26,6 @@ _SHIPPED = Path(__file__).parent / "shipped"
 INDEX_SUFFIX = ".safetensors.index.json"
 # The file name without its ending that each library gives to the weights of a component.
 _WEIGHT_NAMES = {"diffusers": "diffusion_pytorch_model", "transformers": "model"}
-_WITHOUT_WEIGHTS = ("tokenizer", "image_processor", "feature_extractor", "scheduler", "guider")
 # Schedulers of diffusers that do not run the model exactly once for each inference step, which plans, progress and
 # profiles count on.
 _NOT_STEP_BY_STEP = frozenset(
@@ -158,7 +158,7 @@ def _check_denoising(
 def find_weights_stem(component: str, library: str) -> str | None:
     """The name without endings of the safetensors files of a component. None for one without weights, which only its
     name tells from a model, since both libraries have both."""
-    return None if component.startswith(_WITHOUT_WEIGHTS) else _WEIGHT_NAMES.get(library)
+    return _WEIGHT_NAMES.get(library) if has_weights(component) else None
 
 
 def list_weight_files(folder: Path, component: str, library: str) -> tuple[Path, ...]:
@@ -241,20 +241,33 @@ def _check_offsets(value: Any) -> tuple[int, int]:
     return start, end
 
 
-def stage_weights_bytes(folder: Path, element_bytes: int | None = None) -> dict[Stage, int]:
-    """Bytes of the weights of each stage, as stored or at `element_bytes` per floating-point element.
+def is_upcast(folder: Path, family: Family, component: str, number_format: NumberFormat) -> bool:
+    """True for a VAE that is loaded in float16 and then served in float32, as by the stock pipeline. Raises
+    `ModelFolderError`."""
+    if component != VAE or not family.upcasts_vae or number_format != "float16":
+        return False
+    return bool(read_json(folder / component / "config.json").get("force_upcast", True))
+
+
+def stage_weights_bytes(folder: Path, formats: Mapping[str, NumberFormat] | None = None) -> dict[Stage, int]:
+    """Bytes of the weights of each stage: as stored, or with `formats`, the number format of each component, when they
+    are loaded. Modules that are kept in float32 count as the others of their component.
 
     Raises `ModelFolderError` when the folder is incomplete or a file is damaged.
     """
-    classes = read_component_classes(folder)
+    classes, family = read_component_classes(folder), detect_family(folder)
+
+    def count_bytes(component: str) -> int:
+        element_bytes = None
+        if formats is not None and has_weights(component):
+            upcast = is_upcast(folder, family, component, formats[component])
+            element_bytes = ELEMENT_BYTES["float32" if upcast else formats[component]]
+        files = list_weight_files(folder, component, classes[component][0])
+        return sum(count_safetensors_bytes(path, element_bytes) for path in files)
+
     return {
-        stage: sum(
-            count_safetensors_bytes(path, element_bytes)
-            for component in components
-            if component in classes
-            for path in list_weight_files(folder, component, classes[component][0])
-        )
-        for stage, components in detect_family(folder).components.items()
+        stage: sum(count_bytes(component) for component in components if component in classes)
+        for stage, components in family.components.items()
     }
 
 

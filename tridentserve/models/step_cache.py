@@ -3,12 +3,13 @@ import torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from pydantic import Field
 
 from tridentserve.models.model_folder import detect_family, read_json
+from tridentserve.models.number_formats import ELEMENT_BYTES, NumberFormat
 from tridentserve.options import options
 from tridentserve.requests import GenerationInputs, Quality
 
@@ -47,9 +48,12 @@ class StepCache:
                 return self.fast
 
 
-def count_cache_bytes(model_folder: Path, requests: Iterable[GenerationInputs], element_bytes: int) -> int:
+def count_cache_bytes(
+    model_folder: Path, requests: Iterable[GenerationInputs], formats: Mapping[str, NumberFormat]
+) -> int:
     """Bytes that the caches of requests need on a device, beside what denoising needs anyway: twice the image tokens of
-    each output and pass. Raises `ModelFolderError` for a folder that is damaged."""
+    each output and pass. `formats` are the number formats of the model's components. Raises `ModelFolderError` for a
+    folder that is damaged."""
     cached = [inputs for inputs in requests if inputs.quality != "exact"]
     family = detect_family(model_folder)
     if not cached or not family.caches_steps:
@@ -62,4 +66,4 @@ def count_cache_bytes(model_folder: Path, requests: Iterable[GenerationInputs], 
     )
     if family.image_tokens:
         rows *= 2
-    return int(_COPIES * 2 * rows * channels * element_bytes)
+    return int(_COPIES * 2 * rows * channels * ELEMENT_BYTES[formats["transformer"]])

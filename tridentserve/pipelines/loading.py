@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,12 @@ from tridentserve.models.family import Family
 from tridentserve.models.model_folder import (
     MODEL_INDEX,
     detect_family,
+    is_upcast,
     list_weight_files,
     read_component_classes,
     read_json,
 )
+from tridentserve.models.number_formats import NumberFormat, NumberFormats, find_formats
 from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
 from tridentserve.pipelines.base import PipelineAdapter
 from tridentserve.pipelines.lora.lora_layers import Loras
@@ -64,33 +66,29 @@ class MetaStub:
         return getattr(self._model, name)
 
 
-def choose_default_dtype(device: torch.device) -> torch.dtype:
-    """The number format in which a device serves models unless a configuration names one."""
-    return torch.float32 if device.type == "cpu" else torch.bfloat16
-
-
 def load_adapter(
     folder: Path,
     stages: frozenset[Stage],
     *,
     device: str = "cpu",
-    dtype: torch.dtype | None = None,
+    formats: Mapping[str, NumberFormat] | None = None,
     weights: bool = True,
 ) -> PipelineAdapter:
     """Load the components of `stages` from the local safetensors of a model folder, and return their adapter.
 
-    `dtype` None means float32 on the CPU and bfloat16 elsewhere. Without `weights` the models are on torch's meta
-    device and get their tensors later (`tridentserve.pipelines.weights`). Raises `ModelFolderError` when the folder is
-    missing, incomplete, damaged, or of a family that is not supported; the message names the file and states what to
-    do.
+    `formats` are the number formats of all components of the model, also of those that are not loaded, since stages
+    hand on what the next one takes. None means the default of the device (`find_formats`). Without `weights` the models
+    are on torch's meta device and get their tensors later (`tridentserve.pipelines.weights`). Raises `ModelFolderError`
+    when the folder is missing, incomplete, damaged, or of a family that is not supported; the message names the file
+    and states what to do.
     """
     if not stages:
         raise ModelFolderError(f"no stage of {folder} was asked for; name at least one of {', '.join(Stage)}")
     family = detect_family(folder)
     target = torch.device(device)
-    dtype = dtype or choose_default_dtype(target)
+    formats = formats or find_formats(family, NumberFormats(), device)
     wanted = {component for stage in stages for component in family.components[stage]}
-    components = _load_components(folder, family, wanted, target if weights else torch.device("meta"), dtype)
+    components = _load_components(folder, family, wanted, target if weights else torch.device("meta"), formats)
     index = read_json(folder / MODEL_INDEX)
     options = {name: index[name] for name in family.options if name in index}
     try:
@@ -123,7 +121,7 @@ def _list_unused(pipeline_class: Any, components: Mapping[str, Any]) -> dict[str
 
 
 def _load_components(
-    folder: Path, family: Family, wanted: set[str], device: torch.device, dtype: torch.dtype
+    folder: Path, family: Family, wanted: set[str], device: torch.device, formats: Mapping[str, NumberFormat]
 ) -> dict[str, Any]:
     """All components of the pipeline by name. Each is loaded, or a stub, or None."""
     classes = read_component_classes(folder)
@@ -137,22 +135,27 @@ def _load_components(
         if name not in classes:
             components[name] = None
         elif name in wanted:
-            components[name] = _load(folder, name, *classes[name], device, dtype)
+            components[name] = _load(folder, name, *classes[name], device, formats)
+            if name in formats and is_upcast(folder, family, name, formats[name]):
+                components[name].to(torch.float32)
         else:
-            components[name] = _make_stub(folder, name, *classes[name], dtype)
+            components[name] = _make_stub(folder, name, *classes[name], formats)
     return components
 
 
-def _load(folder: Path, name: str, library: str, class_name: str, device: torch.device, dtype: torch.dtype) -> Any:
+def _load(
+    folder: Path, name: str, library: str, class_name: str, device: torch.device, formats: Mapping[str, NumberFormat]
+) -> Any:
     """Load one component with its weights onto the device, ready for inference."""
     component_class = _find_component_class(folder, name, library, class_name)
     if device.type == "meta" and issubclass(component_class, torch.nn.Module):
-        return _build_on_meta(folder / name, component_class, dtype).eval()
+        return _build_on_meta(folder / name, component_class, getattr(torch, formats[name])).eval()
     if not list_weight_files(folder, name, library):
         with _report_damage(folder / name, class_name):
             component = component_class.from_pretrained(str(folder / name), local_files_only=True)
         _check_tokenizer(folder / name, component)
         return component
+    dtype: torch.dtype = getattr(torch, formats[name])
     # The loading info names missing tensors, which otherwise get random values and only a warning.
     kwargs: dict[str, Any] = {"use_safetensors": True, "dtype": dtype, "output_loading_info": True}
     if library == "diffusers":
@@ -161,30 +164,45 @@ def _load(folder: Path, name: str, library: str, class_name: str, device: torch.
     else:
         # `_check_complete` reports these tensors by name, whereas transformers only refers to its log.
         kwargs["ignore_mismatched_sizes"] = True
-    kept: list[str] = (getattr(component_class, "_keep_in_fp32_modules", None) or []) if library == "diffusers" else []
     loaded_class = component_class
-    if kept and not is_accelerate_available():
-        # Without accelerate diffusers refuses to keep them, so all tensors are read in float32 and the others lowered
-        # below.
-        loaded_class = type(class_name, (component_class,), {"_keep_in_fp32_modules": None})
-        kwargs["dtype"] = torch.float32
+    if _list_kept(component_class) and not is_accelerate_available():
+        loaded_class = _make_keeping_class(component_class, dtype)
     with _report_damage(folder / name, class_name):
         component, info = loaded_class.from_pretrained(str(folder / name), local_files_only=True, **kwargs)
     _check_complete(folder / name, class_name, info)
     if loaded_class is not component_class:
         component.__class__ = component_class
-        lower_precision(component, kept, dtype)
+        convert_tensors(component, dtype, _list_kept(component_class))
     if isinstance(component, diffusers.ModelMixin) and not component._keep_in_fp32_modules:
         # Without accelerate diffusers keeps the precision of a file whose first tensor is a float32 buffer.
         torch.nn.Module.to(component, dtype)
     return component.to(device).eval()
 
 
-def lower_precision(model: torch.nn.Module, kept: list[str], dtype: torch.dtype) -> None:
-    """Convert the model's stored tensors to this number format, except those of the modules `kept` in float32."""
+def _list_kept(component_class: Any) -> list[str]:
+    """The modules of a model of diffusers that it keeps in float32 in all number formats."""
+    is_diffusers = issubclass(component_class, diffusers.ModelMixin)
+    return (component_class._keep_in_fp32_modules or []) if is_diffusers else []
+
+
+def _make_keeping_class(component_class: Any, dtype: torch.dtype) -> Any:
+    """Make a class that loads the same model without accelerate, with which alone diffusers keeps modules in float32.
+    The model has its number formats before its tensors are copied into it, so that none of them is read in another."""
+
+    def from_config(cls: Any, *arguments: Any, **options: Any) -> Any:
+        model = component_class.from_config.__func__(cls, *arguments, **options)
+        convert_tensors(model, dtype, _list_kept(component_class))
+        return model
+
+    own = {"_keep_in_fp32_modules": None, "from_config": classmethod(from_config)}
+    return type(component_class.__name__, (component_class,), own)
+
+
+def convert_tensors(model: torch.nn.Module, dtype: torch.dtype, kept: Collection[str]) -> None:
+    """Convert the model's stored tensors to this number format, and those of the modules `kept` to float32."""
     for name, tensor in model.state_dict(keep_vars=True).items():
-        if tensor.is_floating_point() and not set(kept) & set(name.split(".")):
-            tensor.data = tensor.data.to(dtype)
+        if tensor.is_floating_point():
+            tensor.data = tensor.data.to(torch.float32 if set(kept) & set(name.split(".")) else dtype)
 
 
 def _check_complete(path: Path, class_name: str, info: Mapping[str, Any]) -> None:
@@ -216,24 +234,31 @@ def _check_tokenizer(path: Path, component: Any) -> None:
         raise ModelFolderError(f"{path / 'tokenizer_config.json'} gives no model_max_length; copy this folder again")
 
 
-def _make_stub(folder: Path, name: str, library: str, class_name: str, dtype: torch.dtype) -> MetaStub | None:
+def _make_stub(
+    folder: Path, name: str, library: str, class_name: str, formats: Mapping[str, NumberFormat]
+) -> MetaStub | None:
     """Make a stub of a diffusers model, or None for text encoders, tokenizers and schedulers."""
     component_class = _find_component_class(folder, name, library, class_name)
     if not issubclass(component_class, diffusers.ModelMixin):
         return None
-    return MetaStub(_build_on_meta(folder / name, component_class, dtype))
+    return MetaStub(_build_on_meta(folder / name, component_class, getattr(torch, formats[name])))
 
 
 def _build_on_meta(path: Path, component_class: Any, dtype: torch.dtype) -> torch.nn.Module:
-    """Build the structure of a model on the meta device from its config."""
+    """Build the structure of a model on the meta device from its config, each tensor in the number format in which it
+    is loaded."""
     with _report_damage(path, component_class.__name__), torch.device("meta"):
         if issubclass(component_class, diffusers.ModelMixin):
             model = component_class.from_config(component_class.load_config(str(path), local_files_only=True))
+            kept = _list_kept(component_class)
         else:
             config = component_class.config_class.from_pretrained(str(path), local_files_only=True)
             model = component_class._from_config(config, dtype=dtype)
+            # T5 keeps one of its layers in float32 where the others are in float16.
+            kept = list(model._get_dtype_plan(dtype))
         # This is Module.to, since diffusers' own `to` warns of precisions that matter only for weights.
         lowered: torch.nn.Module = torch.nn.Module.to(model, dtype)
+        convert_tensors(lowered, dtype, kept)
     return lowered
 
 

@@ -13,9 +13,11 @@ from profiler.measure.run import MeasureOptions
 from profiler.measure.stages import Source
 from profiler.published_models import list_published_models
 from tridentserve.engine.options import WorkerOptions
+from tridentserve.errors import ConfigError
 from tridentserve.models.cache import cache_dir
 from tridentserve.models.families import FAMILIES
 from tridentserve.models.kernels import Kernels
+from tridentserve.models.number_formats import NUMBER_FORMATS, NumberFormats
 from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.requests import Shape
 
@@ -37,12 +39,26 @@ def parse_shapes(text: str) -> list[Shape]:
     return list(dict.fromkeys(found))
 
 
+def _parse_formats(text: str) -> NumberFormats:
+    """`bfloat16` is for all stages, `E=bfloat16,C=float32` for some."""
+    pairs = [part.partition("=") for part in text.split(",")]
+    try:
+        return NumberFormats.parse({letter: name for letter, _, name in pairs} if "=" in text else text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def add_model_options(parser: Parser) -> None:
     """All but the models themselves."""
     parser.add_argument("--random-weights", action="store_true", help="read configurations only, no weights")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="device (default %(default)s)")
     parser.add_argument(
-        "--dtype", choices=["float32", "bfloat16"], help="dtype (default: float32 on cpu, bfloat16 on cuda)"
+        "--dtype",
+        type=_parse_formats,
+        default=NumberFormats(),
+        metavar="FORMAT",
+        help=f"{', '.join(NUMBER_FORMATS)}, or by stage, such as E=bfloat16,C=float32 (default: float32 on cpu, that "
+        "of the model's published recipe on cuda)",
     )
     parser.add_argument(
         "--threads",

@@ -15,7 +15,7 @@ import torch
 
 from lib.training.parts import TrainedParts
 from lib.training.runs import load_averages
-from tridentserve.pipelines.loading import lower_precision
+from tridentserve.pipelines.loading import convert_tensors
 
 # In the model folder: how it was trained. In a run's folder: how the model was trained that the run began from.
 HISTORY = "training.json"
@@ -36,7 +36,7 @@ def write_model(
     for part in pipe.components.values():
         if isinstance(part, torch.nn.Module):
             kept = (part._keep_in_fp32_modules or []) if isinstance(part, diffusers.ModelMixin) else []
-            lower_precision(part, kept, torch.float16)
+            convert_tensors(part, torch.float16, kept)
     if target.exists():
         shutil.rmtree(target)
     pipe.save_pretrained(target)

@@ -14,7 +14,8 @@ from deployments.model_updates.change import find_refusals
 from deployments.validation.args import check_args
 from profiler import ProfileRow, ProfileTable, WeightsRow, write_table
 from tridentserve.errors import ProfileError
-from tridentserve.models.model_folder import find_shipped_model, stage_weights_bytes
+from tridentserve.models.model_folder import find_shipped_model, read_family, stage_weights_bytes
+from tridentserve.models.number_formats import NumberFormats, find_formats
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage
 
@@ -44,7 +45,7 @@ def write_measured(args: AppArgs) -> None:
         for stage in Stage
         for side in (64, 512)
     )
-    held = stage_weights_bytes(FOLDER, 4)
+    held = stage_weights_bytes(FOLDER, find_formats(read_family(FOLDER), NumberFormats(), "cpu"))
     weights = tuple(WeightsRow(model.name, stage, held[stage], "measured: here") for stage in Stage)
     write_table(name_measured_table(model, args), ProfileTable("own", rows, weights))
 
@@ -106,12 +107,13 @@ def test_the_file_is_another_one_when_the_rows_would_be(tmp_path: Path) -> None:
     assert name() == name({"limits": {"max_side": 512, "max_steps": 7}}, max_retries=1)
     others = {
         name({"dtype": "bfloat16"}),
+        name({"dtype": {"C": "bfloat16"}}),
         name({"attention": "math"}),
         name({"limits": {"max_side": 256}}),
         name(cluster={"workers_per_node": 2, "memory_mb": 1024, "cpu_threads": 2}),
         name(cluster={"workers_per_node": 1, "memory_mb": 1024}),
     }
-    assert len(others - {name()}) == 5
+    assert len(others - {name()}) == 6
     assert name().parent == tmp_path / "profiles"
     assert name(profiling={"folder": str(tmp_path / "own")}).parent == tmp_path / "own"
     in_group = name({"name": "lab/own"}, expected_load=[{**LOAD, "model": "lab/own"}])

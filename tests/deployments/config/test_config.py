@@ -101,6 +101,14 @@ def test_a_revision_says_that_the_hub_is_meant() -> None:
         ({"models": [{"name": "m", "path": "/m", "revision": "main"}]}, "args.models[0].revision: only models of the"),
         ({"models": [{"name": "m", "path": "tests/none"}]}, "args.models[0].path: there is a folder 'tests' here, but"),
         ({"models": [{"name": "m", "tiny": "sd3", "slo_scale": 0}]}, "args.models[0].slo_scale: "),
+        (
+            {"models": [{"name": "m", "tiny": "sd3", "dtype": "half"}]},
+            "args.models[0].dtype: 'half' is no number",
+        ),
+        (
+            {"models": [{"name": "m", "tiny": "sd3", "dtype": {"V": "float32"}}]},
+            "args.models[0].dtype: 'V' is no",
+        ),
         ({"models": [{"name": "m", "tiny": "sd3"}] * 2}, "args.models[1].name: 'm' is used twice"),
         ({"models": [{"name": "m", "path": "~nobody-here/m"}]}, "args.models[0].path: ~nobody-here is no user"),
         ({"model": []}, "args.model: unknown key"),

@@ -57,7 +57,7 @@ class FakeChanges:
             raise ModelFolderError(f"{source.folder} is damaged")
 
     async def drop_rehearsed(self, source: ModelSource) -> None:
-        self.told.append(f"drop {source.name} in {source.dtype}")
+        self.told.append(f"drop {source.name} in {source.formats.diffuse}")
 
     async def discard(self, model: str) -> None:
         self.told.append(f"discard {model}")

@@ -227,6 +227,12 @@ def test_the_weights_are_those_of_the_profile(elements: int, is_good: bool, prof
 def test_the_dtype_counts_for_the_weights(profile: str, tmp_path: Path) -> None:
     (found,) = check_args(make_with_model_folder(profile, tmp_path, dtype="bfloat16"))
     assert found.startswith("args.models[0].name: the weights of encode are 0.0 MiB")
+    assert found.endswith("or set the `dtype` that was profiled")
+
+
+def test_each_stage_counts_with_its_own_number_format(profile: str, tmp_path: Path) -> None:
+    (found,) = check_args(make_with_model_folder(profile, tmp_path, dtype={"E": "float32", "C": "float16"}))
+    assert found.startswith("args.models[0].name: the weights of decode are 0.0 MiB")
 
 
 def test_a_size_that_is_profiled_at_higher_degrees_only_is_good(profile: str) -> None:

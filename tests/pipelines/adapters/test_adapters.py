@@ -21,6 +21,7 @@ from tests.pipelines.models import (
     families,
     family_of,
     final_latents,
+    formats_of,
     load_stage,
     make_inputs,
     start,
@@ -61,10 +62,11 @@ def test_result_is_that_of_the_stock_pipeline(model: Model, variant: str, change
 @pytest.mark.parametrize("variant", families(*ALL))
 def test_result_is_that_of_the_stock_pipeline_in_bfloat16(model: Model, variant: str) -> None:
     folder, inputs = model(variant), make_inputs(64, 64, variant=variant)
-    adapter = load_adapter(folder, frozenset(Stage), dtype=torch.bfloat16)
+    formats = formats_of(folder, "bfloat16")
+    adapter = load_adapter(folder, frozenset(Stage), formats=formats)
     state = adapter.step(adapter.prepare(adapter.encode(inputs), inputs), inputs.num_inference_steps)
     latents = adapter.latents(state)["latents"]
-    expected = stock_result(folder, inputs, "latent", torch.bfloat16)
+    expected = stock_result(folder, inputs, "latent", formats)
     # Wan denoises in float32 what its transformer takes in bfloat16.
     assert latents.dtype == expected.dtype == (torch.float32 if variant.startswith("wan") else torch.bfloat16)
     assert torch.equal(latents, expected)

@@ -11,6 +11,7 @@ from tridentserve.engine.live.channels.channel import ChannelAddress
 from tridentserve.engine.live.channels.compact_pickles import pickle_by_fields
 from tridentserve.engine.options import WorkerOptions
 from tridentserve.models.kernels import Kernels
+from tridentserve.models.number_formats import NumberFormats
 from tridentserve.models.step_cache import StepCache
 from tridentserve.plans import DispatchPlan, PlanMember, Replica, StageSpan
 from tridentserve.protocols import LoadSource
@@ -21,14 +22,13 @@ from tridentserve.weights_share import WeightsShare
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """The source of a model's weights: its folder, and the dtype, the kernels and the step cache with which it
+    """The source of a model's weights: its folder, and the number formats, the kernels and the step cache with which it
     computes."""
 
     name: str
     folder: Path
     """Model folder."""
-    dtype: str | None = None
-    """Name of a torch dtype; None for the device's default."""
+    formats: NumberFormats = field(default_factory=NumberFormats)
     kernels: Kernels = field(default_factory=Kernels)
     step_cache: StepCache = field(default_factory=StepCache)
 

@@ -30,8 +30,8 @@ class CogVideoXImageAdapter(ImageConditionedAdapter, CogVideoXAdapter):
 
     family = "cogvideox_i2v"
 
-    def _encode_image(self, inputs: GenerationInputs, dtype: torch.dtype) -> Tensors:
-        image = preprocess_image(self.pipe.video_processor, inputs).to(self.device, dtype)
+    def _encode_image(self, inputs: GenerationInputs) -> Tensors:
+        image = preprocess_image(self.pipe.video_processor, inputs).to(self.device, self.pipe.vae.dtype)
         # The frame leaves its batch and enters another, as in the stock pipeline, since strides choose a convolution's
         # kernel.
         (frame,) = image.unsqueeze(2)

@@ -6,7 +6,7 @@ noise.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from diffusers.utils.torch_utils import randn_tensor
@@ -18,9 +18,6 @@ from tridentserve.requests import GenerationInputs, Shape
 
 class DDPMAdapter(DiffusersAdapter):
     """A family with the first noise, the timesteps and the latents of a diffusion process."""
-
-    denoiser: ClassVar[str] = "transformer"
-    """The pipeline's name for the denoising model."""
 
     def _initialize(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
         factor = self.pipe.vae_scale_factor

@@ -35,11 +35,15 @@ from tridentserve.stages import Stage
 _LORA = "lora"
 # The state of the request's random generator, where its scheduler draws noise at each step.
 _GENERATOR = "generator"
+# The names of a condition's tensors that were made of texts begin with these.
+_TEXTS = ("prompt_embeds", "pooled_prompt_embeds")
 
 
 class DiffusersAdapter(PipelineAdapter):
     """A `diffusers` pipeline in stages. `pipe` holds real components for `stages` and stubs for the others."""
 
+    denoiser: ClassVar[str] = "transformer"
+    """The pipeline's name for the denoising model."""
     passes_share_a_call: ClassVar[bool] = True
     """False where the stock pipeline calls its transformer once for each pass."""
     size_multiple: int
@@ -66,8 +70,22 @@ class DiffusersAdapter(PipelineAdapter):
         with self._run_stage(Stage.ENCODE):
             for indices in alike.values():
                 together = self._encode_together([batch[index] for index in indices])
-                conditions.update(zip(indices, together, strict=True))
+                conditions.update(zip(indices, map(self._hand_on, together), strict=True))
         return [conditions[index] for index in range(len(batch))]
+
+    @property
+    def _denoising_dtype(self) -> torch.dtype:
+        """The number format of D, where D is on another worker too."""
+        dtype: torch.dtype = getattr(self.pipe, self.denoiser).dtype
+        return dtype
+
+    def _hand_on(self, condition: Tensors) -> Tensors:
+        """Convert what the texts became to the number format of D. The stock pipelines do so too, or else can only run
+        with both in one format."""
+        return {
+            name: tensor.to(self._denoising_dtype) if name.startswith(_TEXTS) and tensor.is_floating_point() else tensor
+            for name, tensor in condition.items()
+        }
 
     def prepare(self, condition: Tensors, inputs: GenerationInputs) -> DenoisingState:
         self._check_size(inputs.shape)
@@ -210,11 +228,16 @@ class DiffusersAdapter(PipelineAdapter):
 
     def decode(self, latents: Tensors, inputs: GenerationInputs, tile: int | None = None) -> NDArray[np.uint8]:
         with self._run_stage(Stage.DECODE), decode_tiled(self.pipe.vae, tile):
-            unpacked = self._unpack(self._move_to_device(latents)["latents"], inputs.shape)
+            unpacked = self._unpack(self._take_latents(latents), inputs.shape)
             decoded = self._decode(unpacked)
             if not is_first():
                 return np.zeros((0, inputs.shape.height, inputs.shape.width, 3), np.uint8)
             return round_pixels(self.pipe.image_processor.postprocess(decoded, output_type="pt"))
+
+    def _take_latents(self, latents: Tensors) -> torch.Tensor:
+        """Take over the latents that D hands on, in the number format of the VAE. As with texts, the stock pipelines do
+        so too, or else can only run with D and C in one format."""
+        return latents["latents"].to(self.device, self.pipe.vae.dtype)
 
     def _encode_key(self, inputs: GenerationInputs) -> Hashable:
         """Return a key that is equal for requests whose prompts can be encoded together."""

@@ -26,11 +26,12 @@ class FluxKontextAdapter(ImageConditionedAdapter, FluxAdapter):
 
     family = "flux_kontext"
 
-    def _encode_image(self, inputs: GenerationInputs, dtype: torch.dtype) -> Tensors:
-        image = preprocess_image(self.pipe.image_processor, inputs).to(self.device, dtype)
+    def _encode_image(self, inputs: GenerationInputs) -> Tensors:
+        image = preprocess_image(self.pipe.image_processor, inputs).to(self.device, self.pipe.vae.dtype)
         # This is the mode of the VAE's distribution, so nothing is drawn.
         latents = self.pipe._encode_vae_image(image, generator=None)
-        return {"image_latents": self.pipe._pack_latents(latents, *latents.shape)}
+        packed = self.pipe._pack_latents(latents, *latents.shape)
+        return {"image_latents": packed.to(self._denoising_dtype)}
 
     def _initialize(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
         latents, _, output_ids, _ = self._draw_packed_noise(inputs, condition["prompt_embeds"].dtype, generator, None)

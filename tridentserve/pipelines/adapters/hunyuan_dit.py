@@ -39,7 +39,7 @@ class HunyuanDiTAdapter(DDPMAdapter):
             embeds, negative_embeds, mask, negative_mask = self.pipe.encode_prompt(
                 list_prompts(batch),
                 device=self.device,
-                dtype=self.pipe.transformer.dtype,
+                dtype=self._denoising_dtype,
                 do_classifier_free_guidance=batch[0].guidance_scale > 1,
                 negative_prompt=list_negative_prompts(batch),
                 max_sequence_length=_TEXT_TOKENS[index],

@@ -44,7 +44,7 @@ class HunyuanVideoAdapter(VideoAdapter):
         scheduler.set_begin_index(0)
 
     def _build_rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
-        dtype = self.pipe.transformer.dtype
+        dtype = self._denoising_dtype
         names = ("prompt_embeds", "pooled_prompt_embeds", "prompt_attention_mask")
         rows = {name: repeat_rows(tensors[name].to(dtype), num_outputs) for name in names}
         scale = values["guidance_scale"]

@@ -63,12 +63,12 @@ class HunyuanVideo15Adapter(VideoAdapter):
 
     def _encode_texts(self, texts: list[str]) -> Sequence[torch.Tensor]:
         encoded: Sequence[torch.Tensor] = self.pipe.encode_prompt(
-            prompt=texts, batch_size=len(texts), device=self.device, dtype=self.pipe.transformer.dtype
+            prompt=texts, batch_size=len(texts), device=self.device, dtype=self._denoising_dtype
         )
         return encoded
 
     def _initialize(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
-        return {"latents": self._draw_noise(inputs, self.pipe.transformer.dtype, generator)}
+        return {"latents": self._draw_noise(inputs, self._denoising_dtype, generator)}
 
     def _count_channels(self) -> int:
         channels: int = self.pipe.num_channels_latents  # The transformer's input has those of a first image too.
@@ -104,7 +104,7 @@ class HunyuanVideo15Adapter(VideoAdapter):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Latents of a first image in the shape of the output's, a mask of the frames that it determines, (rows, 1,
         frames, height, width), and its tokens from an image encoder: all zeros, since there is no image."""
-        dtype = self.pipe.transformer.dtype
+        dtype = self._denoising_dtype
         image_latents, given = self.pipe.prepare_cond_latents_and_mask(latents, dtype, self.device)
         tokens = (len(latents), self.pipe.vision_num_semantic_tokens, self.pipe.vision_states_dim)
         return image_latents, given, torch.zeros(tokens, dtype=dtype, device=self.device)

@@ -33,13 +33,12 @@ class HunyuanVideo15ImageAdapter(ImageConditionedAdapter, HunyuanVideo15Adapter)
             )
         super().__init__(pipe, stages, device)
 
-    def _encode_image(self, inputs: GenerationInputs, dtype: torch.dtype) -> Tensors:
+    def _encode_image(self, inputs: GenerationInputs) -> Tensors:
         pipe = self.pipe
         size = {"height": inputs.shape.height, "width": inputs.shape.width}
         image = pipe.video_processor.resize(open_input_image(inputs), **size, resize_mode="crop")
         image_latents = pipe._get_image_latents(pipe.vae, pipe.video_processor, image, **size, device=self.device)
-        # The transformer takes both in its own number format; `dtype` is that of the text encoders.
-        taken = pipe.transformer.dtype
+        taken = self._denoising_dtype
         image_embeds = pipe.encode_image(image, batch_size=1, device=self.device, dtype=taken)
         return {"image_latents": image_latents.to(taken), "image_embeds": image_embeds}
 

@@ -21,15 +21,11 @@ class ImageConditionedAdapter(DiffusersAdapter):
         for inputs in batch:
             self._check_size(inputs.shape)
         conditions = super()._encode_together(batch)  # type: ignore[safe-super]  # of the other adapter
-        return [
-            condition | self._encode_image(inputs, condition["prompt_embeds"].dtype)
-            for condition, inputs in zip(conditions, batch, strict=True)
-        ]
+        return [condition | self._encode_image(inputs) for condition, inputs in zip(conditions, batch, strict=True)]
 
     @abstractmethod
-    def _encode_image(self, inputs: GenerationInputs, dtype: torch.dtype) -> Tensors:
-        """Encode the input image: the tensors that it adds to the condition. `dtype` is that of the prompt's
-        tensors."""
+    def _encode_image(self, inputs: GenerationInputs) -> Tensors:
+        """Encode the input image: the tensors that it adds to the condition."""
 
 
 def expand_to_outputs(tensor: torch.Tensor, passes: int, num_outputs: int) -> torch.Tensor:

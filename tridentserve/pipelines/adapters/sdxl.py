@@ -15,7 +15,6 @@ from tridentserve.pipelines.adapters.conditions import list_negative_prompts, li
 from tridentserve.pipelines.adapters.ddpm_adapter import DDPMAdapter
 from tridentserve.pipelines.base import Tensors
 from tridentserve.requests import GenerationInputs
-from tridentserve.stages import Stage
 
 _ROWS = ("prompt_embeds", "pooled_prompt_embeds", "time_ids")
 
@@ -29,12 +28,6 @@ class SDXLAdapter(DDPMAdapter):
 
     family = "sdxl"
     denoiser = "unet"
-
-    def __init__(self, pipe: Any, stages: frozenset[Stage], device: torch.device) -> None:
-        super().__init__(pipe, stages, device)
-        if Stage.DECODE in stages and pipe.vae.dtype == torch.float16 and pipe.vae.config.force_upcast:
-            # The published VAE overflows in float16.
-            pipe.vae.to(torch.float32)
 
     def _encode_key(self, inputs: GenerationInputs) -> Hashable:
         return inputs.guidance_scale > 1, not inputs.negative_prompt
@@ -85,7 +78,6 @@ class SDXLAdapter(DDPMAdapter):
 
     def _decode(self, latents: torch.Tensor) -> torch.Tensor:
         vae = self.pipe.vae
-        latents = latents.to(vae.dtype)
         if vae.config.latents_mean is None or vae.config.latents_std is None:
             return super()._decode(latents)
         mean, std = (

@@ -26,7 +26,7 @@ class VideoAdapter(DiffusersAdapter):
     def decode(self, latents: Tensors, inputs: GenerationInputs, tile: int | None = None) -> NDArray[np.uint8]:
         shape = inputs.shape
         with self._run_stage(Stage.DECODE), decode_tiled(self.pipe.vae, tile):
-            scaled = self._unpack(self._move_to_device(latents)["latents"], shape)
+            scaled = self._unpack(self._take_latents(latents), shape)
             video = self.pipe.vae.decode(scaled, return_dict=False)[0]
             if not is_first():
                 return np.zeros((0, shape.num_frames, shape.height, shape.width, 3), np.uint8)
@@ -47,8 +47,7 @@ class VideoAdapter(DiffusersAdapter):
     def _unpack(self, latents: torch.Tensor, shape: Shape) -> torch.Tensor:
         """Unpack latents as the VAE decodes them, (num_outputs, channels, latent frames, height / 8, width / 8), scaled
         by one factor unless a family overrides this."""
-        vae = self.pipe.vae
-        scaled: torch.Tensor = latents.to(vae.dtype) / vae.config.scaling_factor
+        scaled: torch.Tensor = latents / self.pipe.vae.config.scaling_factor
         return scaled
 
     def _draw_noise(self, inputs: GenerationInputs, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:

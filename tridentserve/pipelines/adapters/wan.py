@@ -46,7 +46,7 @@ class WanAdapter(VideoAdapter):
         scheduler.set_begin_index(0)
 
     def _build_rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
-        return {"prompt_embeds": repeat_rows(tensors["prompt_embeds"].to(self.pipe.transformer.dtype), num_outputs)}
+        return {"prompt_embeds": repeat_rows(tensors["prompt_embeds"], num_outputs)}
 
     def _predict_noise(
         self, latents: torch.Tensor, timesteps: torch.Tensor, rows: Tensors, shared: Tensors
@@ -58,7 +58,7 @@ class WanAdapter(VideoAdapter):
             return self._run(self.pipe.transformer, latents, timesteps, rows)
         if not bool(noisy.any()):
             return self._run(self.pipe.transformer_2, latents, timesteps, rows)
-        noise = torch.empty_like(latents, dtype=self.pipe.transformer.dtype)
+        noise = torch.empty_like(latents, dtype=self._denoising_dtype)
         for model, mine in ((self.pipe.transformer, noisy), (self.pipe.transformer_2, ~noisy)):
             theirs = {name: row[mine] for name, row in rows.items()}
             noise[mine] = self._run(model, latents[mine], timesteps[mine], theirs)
@@ -103,7 +103,6 @@ class WanAdapter(VideoAdapter):
 
     def _unpack(self, latents: torch.Tensor, shape: Shape) -> torch.Tensor:
         vae = self.pipe.vae
-        latents = latents.to(vae.dtype)
         std, mean = read_statistic(vae, "latents_std", latents), read_statistic(vae, "latents_mean", latents)
         return latents / (1.0 / std) + mean
 

@@ -43,7 +43,7 @@ class WanImageAdapter(ImageConditionedAdapter, WanAdapter):
             raise ModelFolderError("this transformer wants what an image_encoder makes of images (image_dim)")
         super().__init__(pipe, stages, device)
 
-    def _encode_image(self, inputs: GenerationInputs, dtype: torch.dtype) -> Tensors:
+    def _encode_image(self, inputs: GenerationInputs) -> Tensors:
         vae = self.pipe.vae
         frames = preprocess_image(self.pipe.video_processor, inputs).to(self.device, vae.dtype).unsqueeze(2)
         if not self.pipe.config.expand_timesteps:
@@ -52,7 +52,8 @@ class WanImageAdapter(ImageConditionedAdapter, WanAdapter):
         # This is the mode of the VAE's distribution, so nothing is drawn.
         made = {"image_latents": vae.encode(frames).latent_dist.mode()}
         if self.pipe.transformer.config.image_dim is not None:
-            made["image_embeds"] = self.pipe.encode_image(open_input_image(inputs), self.device)
+            image_embeds = self.pipe.encode_image(open_input_image(inputs), self.device)
+            made["image_embeds"] = image_embeds.to(self._denoising_dtype)
         return made
 
     def _initialize(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
@@ -75,8 +76,7 @@ class WanImageAdapter(ImageConditionedAdapter, WanAdapter):
         passes = len(rows["prompt_embeds"])
         rows["image_latents"] = expand_to_outputs(tensors["image_latents"], passes, num_outputs)
         if "image_embeds" in tensors:
-            image_embeds = tensors["image_embeds"].to(self.pipe.transformer.dtype)
-            rows["image_embeds"] = expand_to_outputs(image_embeds, passes, num_outputs)
+            rows["image_embeds"] = expand_to_outputs(tensors["image_embeds"], passes, num_outputs)
         return rows
 
     def _expand_by_frame(self, timesteps: torch.Tensor, frames: int) -> torch.Tensor:

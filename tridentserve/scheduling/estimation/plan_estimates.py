@@ -11,7 +11,8 @@ from tridentserve.protocols import StageMemory, StageTimes
 from tridentserve.requests import RequestSpec, Shape
 from tridentserve.stages import Stage
 
-# Three channels of float32, what VAEs give on a CPU; half of it in bfloat16. Blended tiles are held twice.
+# Three channels of float32, what a VAE in float32 gives; one in another number format gives half of it. Blended tiles
+# are held twice.
 _PIXEL_BYTES = 12
 
 

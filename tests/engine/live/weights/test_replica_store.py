@@ -7,6 +7,7 @@ import functools
 import os
 import shutil
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -31,6 +32,7 @@ from tridentserve.engine.live.weights.replica_store import MemoryBudget, Replica
 from tridentserve.engine.live.weights.weights_loader import WeightsLoader, copy_blocks
 from tridentserve.engine.options import Fetch
 from tridentserve.errors import ConfigError, HandoffError, OutOfMemoryError, WorkerError
+from tridentserve.models.number_formats import NumberFormats
 from tridentserve.pipelines import load_adapter
 from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.pipelines.weights import named_tensors
@@ -42,6 +44,8 @@ E, D, C = (Replica("flux", stage) for stage in Stage)
 CPU = torch.device("cpu")
 RESERVE = 1000
 BLOCK = 100_000  # many blocks per replica
+# Those of a model that makes videos of images.
+COMPONENTS = ("text_encoder", "image_encoder", "transformer", "vae")
 PLENTY = 1 << 30
 
 
@@ -155,7 +159,7 @@ def test_a_copy_of_another_model_folder_or_format_is_another_copy(source: ModelS
     mine = ModelSource("flux", folder)
     first = HostCopies(tmp_path / "host", {"flux": mine}, CPU)
     first.make_all([C])
-    half = HostCopies(tmp_path / "host", {"flux": ModelSource("flux", folder, "bfloat16")}, CPU)
+    half = HostCopies(tmp_path / "host", {"flux": ModelSource("flux", folder, NumberFormats.parse("bfloat16"))}, CPU)
     assert not half.has(C)
     assert half.get(C).layout.nbytes < first.get(C).layout.nbytes
     edit_json(folder / "vae" / "config.json", scaling_factor=0.25)
@@ -170,7 +174,7 @@ def test_the_copy_for_a_gpu_is_another_file_with_every_tensor_aligned_as_cuda_al
     source: ModelSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PinnedMemory, "pin", lambda *_: False)
-    sources = {"flux": ModelSource("flux", source.folder, "float32")}
+    sources = {"flux": ModelSource("flux", source.folder, NumberFormats.parse("float32"))}
     for_gpu, for_cpu = (HostCopies(tmp_path, sources, torch.device(kind)) for kind in ("cuda", "cpu"))
     slots = for_gpu.get(D).layout.slots
     assert slots != for_cpu.get(D).layout.slots
@@ -178,6 +182,33 @@ def test_the_copy_for_a_gpu_is_another_file_with_every_tensor_aligned_as_cuda_al
     assert for_gpu.has(D), "the copy for the CPU does not replace it"
     expected, got = read_model_folder(source.folder, Stage.DIFFUSE), for_gpu.get(D).tensors(for_gpu.get(D).buffer)
     assert all(torch.equal(got[name], tensor) for name, tensor in expected.items())
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "expected"),
+    [
+        ("cpu", {"E": "float16", "D": "bfloat16", "C": "float32"}, ("float16", "float16", "bfloat16", "float32")),
+        ("cuda", None, ("bfloat16", "float32", "bfloat16", "float32")),
+    ],
+    ids=["by stage", "published"],
+)
+def test_each_component_has_its_own_number_format(
+    device: str,
+    dtype: Any,
+    expected: tuple[str, ...],
+    tiny_cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(PinnedMemory, "pin", lambda *_: False)
+    source = ModelSource("m", ensure_tiny("wan_i2v", tiny_cache), NumberFormats.parse(dtype))
+    copies = HostCopies(tmp_path, {"m": source}, torch.device(device))
+    slots = [(stage, slot) for stage in Stage for slot in copies.get(Replica("m", stage)).layout.slots]
+    for component, number_format in zip(COMPONENTS, expected, strict=True):
+        # A few parts of the transformer stay in float32.
+        found = Counter(slot.dtype for _, slot in slots if slot.name.startswith(f"{component}."))
+        assert found.most_common(1)[0][0] == number_format, component
+    assert {stage for stage, slot in slots if slot.name.startswith("vae.")} == {Stage.ENCODE, Stage.DECODE}
 
 
 def test_no_room_for_a_copy(source: ModelSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

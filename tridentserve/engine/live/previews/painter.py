@@ -76,7 +76,8 @@ class PreviewPainter:
     def _build_decoder(self, model: str) -> DiffusersAdapter:
         replica = Replica(model, Stage.DECODE)
         copy, folder = self._host_copies.get(replica), self._host_copies.source(replica).folder
-        adapter = load_adapter(folder, frozenset({Stage.DECODE}), dtype=self._host_copies.dtype(replica), weights=False)
+        formats = self._host_copies.formats(replica)
+        adapter = load_adapter(folder, frozenset({Stage.DECODE}), formats=formats, weights=False)
         weights.attach(adapter, copy.tensors(copy.buffer))
         return cast(DiffusersAdapter, adapter)
 

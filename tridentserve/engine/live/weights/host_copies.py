@@ -33,8 +33,9 @@ from tridentserve.engine.live.messages import ModelSource
 from tridentserve.engine.live.transport.parcel import Parcel, ParcelLayout, TensorSlot
 from tridentserve.engine.live.weights.pinned_memory import PinnedMemory
 from tridentserve.errors import ConfigError, ModelFolderError
-from tridentserve.models.model_folder import MODEL_INDEX, detect_family
-from tridentserve.pipelines.loading import choose_default_dtype, load_adapter
+from tridentserve.models.model_folder import MODEL_INDEX, read_family
+from tridentserve.models.number_formats import NumberFormat, find_formats
+from tridentserve.pipelines.loading import load_adapter
 from tridentserve.pipelines.weights import named_tensors
 from tridentserve.plans import Replica
 from tridentserve.stages import Stage
@@ -73,10 +74,10 @@ class HostCopies:
         self._open: dict[Replica, HostCopy] = {}
         self._pinned = PinnedMemory(device)
 
-    def dtype(self, replica: Replica) -> torch.dtype:
-        """The number format in which a replica is served."""
-        name = self.source(replica).dtype
-        return getattr(torch, name) if name else choose_default_dtype(self._device)
+    def formats(self, replica: Replica) -> Mapping[str, NumberFormat]:
+        """The number formats in which the components of a replica's model are served."""
+        source = self.source(replica)
+        return find_formats(read_family(source.folder), source.formats, self._device.type)
 
     def source(self, replica: Replica) -> ModelSource:
         source = self._sources.get(replica.model)
@@ -121,20 +122,20 @@ class HostCopies:
     def _make_prefix(self, replica: Replica) -> str:
         """Prefix of the files of all copies of a replica, whatever the model folder held when they were made."""
         source = self.source(replica)
-        dtype = str(self.dtype(replica)).removeprefix("torch.")
         name = re.sub(r"[^A-Za-z0-9]+", "-", source.name)
-        place = hashlib.sha256(f"{source.folder.resolve()} {dtype} {self._device.type}".encode()).hexdigest()[:8]
+        settings = f"{source.folder.resolve()} {source.formats} {self._device.type}"
+        place = hashlib.sha256(settings.encode()).hexdigest()[:8]
         return f"{name}.{replica.stage.value}.{place}"
 
     def _make_stem(self, replica: Replica) -> Path:
         """The path of a copy, without the endings of its files."""
         source = self.source(replica)
-        files = [source.folder / MODEL_INDEX]
-        for component in detect_family(source.folder).components[replica.stage]:
+        files, formats = [source.folder / MODEL_INDEX], self.formats(replica)
+        for component in read_family(source.folder).components[replica.stage]:
             files += sorted(path for path in (source.folder / component).glob("*") if path.is_file())
         facts = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files if path.exists()]
         versions = [importlib.metadata.version(library) for library in _LIBRARIES]
-        content = hashlib.sha256(repr((facts, versions)).encode()).hexdigest()[:16]
+        content = hashlib.sha256(repr((facts, versions, sorted(formats.items()))).encode()).hexdigest()[:16]
         return self._folder / f"{self._make_prefix(replica)}.{content}"
 
     def _make(self, replica: Replica, wait: bool = True) -> bool:
@@ -152,7 +153,7 @@ class HostCopies:
 
     def _write(self, replica: Replica, stem: Path) -> None:
         logger.info("making the host copy of %s of %s in %s", replica.stage.value, replica.model, self._folder)
-        adapter = load_adapter(self.source(replica).folder, frozenset({replica.stage}), dtype=self.dtype(replica))
+        adapter = load_adapter(self.source(replica).folder, frozenset({replica.stage}), formats=self.formats(replica))
         names: dict[str, str] = {}
         slots: dict[tuple[int, torch.Size, torch.dtype], str] = {}
         distinct: dict[str, torch.Tensor] = {}

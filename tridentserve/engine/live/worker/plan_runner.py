@@ -220,9 +220,9 @@ class PlanRunner:
         if Stage.DIFFUSE not in running.plan.stages:
             return 0
         replica, requests = Replica(running.plan.model, Stage.DIFFUSE), running.inputs.values()
-        folder, element_bytes = self._host_copies.source(replica).folder, self._host_copies.dtype(replica).itemsize
+        folder, formats = self._host_copies.source(replica).folder, self._host_copies.formats(replica)
         loras = lora_bytes(folder, (inputs.lora for inputs in requests))
-        return loras + count_cache_bytes(folder, requests, element_bytes)
+        return loras + count_cache_bytes(folder, requests, formats)
 
     async def _fetch_inputs(self, plan: DispatchPlan) -> dict[str, Parcel]:
         """Fetch the outputs of each member's previous plan, on the leader only. A member of a batch that has ended

@@ -1,0 +1,91 @@
+"""The number formats in which the components of a model are served. This module does not import torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from tridentserve.errors import ConfigError
+from tridentserve.stages import Stage
+
+if TYPE_CHECKING:
+    from tridentserve.models.family import Family
+
+# The names are torch's.
+NumberFormat = Literal["float32", "bfloat16", "float16"]
+NUMBER_FORMATS: tuple[NumberFormat, ...] = get_args(NumberFormat)
+ELEMENT_BYTES: Mapping[NumberFormat, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+# The format on a GPU of a component for which its family names no other.
+COMMON_FORMAT: NumberFormat = "bfloat16"
+# The component that C runs, and E too where it encodes input images. It has one format in both.
+VAE = "vae"
+_WITHOUT_WEIGHTS = ("tokenizer", "image_processor", "feature_extractor", "scheduler", "guider")
+
+
+@dataclass(frozen=True, slots=True)
+class NumberFormats:
+    """The number formats that are asked for, by stage. None is the default (see `find_formats`)."""
+
+    encode: NumberFormat | None = None
+    """The format of the encoders of texts and images."""
+    diffuse: NumberFormat | None = None
+    """The format of the denoising model, or of both."""
+    decode: NumberFormat | None = None
+    """The format of the VAE, also where it encodes input images in E."""
+
+    @classmethod
+    def parse(cls, given: Any) -> NumberFormats:
+        """Formats as they are written down: the name of one for all stages, a mapping from the letters of stages to
+        names, or None. Raises `ConfigError` for anything else."""
+        if given is None:
+            return cls()
+        letters = [stage.letter for stage in Stage]
+        names = given if isinstance(given, Mapping) else dict.fromkeys(letters, given)
+        if unknown := [letter for letter in names if letter not in letters]:
+            raise ConfigError(f"{unknown[0]!r} is no stage; use {_join(letters)}")
+        for name in names.values():
+            if name not in NUMBER_FORMATS:
+                raise ConfigError(
+                    f"{name!r} is no number format; use {_join(NUMBER_FORMATS)}, for all stages or each of them"
+                )
+        return cls(*(names.get(letter) for letter in letters))
+
+    def find(self, component: str, stage: Stage) -> NumberFormat | None:
+        """The format that is asked for a component of a stage."""
+        if component == VAE or stage is Stage.DECODE:
+            return self.decode
+        return self.encode if stage is Stage.ENCODE else self.diffuse
+
+
+def _join(words: Sequence[str]) -> str:
+    return f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def has_weights(component: str) -> bool:
+    """True for a component that is a model, by its name in `model_index.json`."""
+    return not component.startswith(_WITHOUT_WEIGHTS)
+
+
+def find_formats(family: Family, asked: NumberFormats, device: str) -> dict[str, NumberFormat]:
+    """The number format of each model of a family on a device, as torch names it: the one that is asked for, else
+    float32 on a CPU, else that of the family's published recipe."""
+    on_cpu = device.partition(":")[0] == "cpu"
+    return {
+        component: asked.find(component, stage)
+        or ("float32" if on_cpu else family.number_formats.get(component, COMMON_FORMAT))
+        for stage, components in family.components.items()
+        for component in components
+        if has_weights(component)
+    }
+
+
+def describe_formats(formats: Mapping[str, NumberFormat]) -> str:
+    """The formats of a model's components in words: the most common one, and the components that have another."""
+    (common, _), *others = Counter(formats.values()).most_common()
+    parts = [
+        f"{number_format} {' '.join(component for component, own in formats.items() if own == number_format)}"
+        for number_format, _ in others
+    ]
+    return f"{common} ({', '.join(parts)})" if parts else common
