@@ -34,7 +34,7 @@ from tridentserve.stages import Stage
 _FEW_LAYERS = 3
 _LAYERS = ("num_hidden_layers", "num_layers")
 _DENOISERS = ("transformer", "unet")
-_BLOCKS = ("num_layers", "num_single_layers")
+_BLOCKS = ("num_layers", "num_single_layers", "n_layers", "n_refiner_layers")
 _CONFIG_NAMES = {
     "scheduler": "scheduler_config.json",
     "guider": "guider_config.json",

@@ -11,7 +11,6 @@ import transformers
 from profiler.published_models import Component
 from tridentserve.pipelines.tiny import parts as tiny_parts
 from tridentserve.pipelines.tiny.flux2 import build_mistral_tokenizer
-from tridentserve.pipelines.tiny.flux2_klein import build_qwen3_tokenizer
 from tridentserve.pipelines.tiny.hunyuan_dit import build_bert_tokenizer
 from tridentserve.pipelines.tiny.hunyuan_video import build_llama_tokenizer
 from tridentserve.pipelines.tiny.hunyuan_video_15 import build_qwen_tokenizer
@@ -34,8 +33,15 @@ def build_word_tokenizer() -> Any:
     )
 
 
-# By how the class of the encoder begins. Prompts are padded to a fixed length in all published models but Qwen-Image,
-# so that a vocabulary of letters costs the same.
+def build_chat_tokenizer() -> Any:
+    """The same for prompts that are messages of a chat."""
+    tokenizer = build_word_tokenizer()
+    tokenizer.chat_template = tiny_parts.QWEN3_CHAT
+    return tokenizer
+
+
+# By how the class of the encoder begins. Prompts are padded to a fixed length in all published models but Qwen-Image
+# and Z-Image, so that a vocabulary of letters costs the same.
 _TOKENIZERS: dict[str, Callable[[], Any]] = {
     "CLIP": tiny_parts.build_clip_tokenizer,
     "Bert": build_bert_tokenizer,
@@ -43,7 +49,8 @@ _TOKENIZERS: dict[str, Callable[[], Any]] = {
     "UMT5": tiny_parts.build_t5_tokenizer,
     "Llama": build_llama_tokenizer,
     "Mistral3": build_mistral_tokenizer,
-    "Qwen3": build_qwen3_tokenizer,
+    "Qwen3": tiny_parts.build_qwen3_tokenizer,
+    "Qwen3Model": build_chat_tokenizer,
     "Qwen2_5_VLText": build_qwen_tokenizer,
     "Qwen2_5_VLForConditionalGeneration": build_word_tokenizer,
     "ByT5": transformers.ByT5Tokenizer,

@@ -30,7 +30,18 @@ from tridentserve.stages import Stage
 torch.set_num_threads(1)
 
 QUICK = ("sd3", "flux", "wan")
-IMAGES = ("sd3", "flux", "flux_kontext", "pixart_sigma", "qwen_image", "sdxl", "hunyuan_dit", "flux2_klein", "flux2")
+IMAGES = (
+    "sd3",
+    "flux",
+    "flux_kontext",
+    "pixart_sigma",
+    "qwen_image",
+    "sdxl",
+    "hunyuan_dit",
+    "flux2_klein",
+    "flux2",
+    "z_image",
+)
 VIDEOS = (
     "cogvideox",
     "cogvideox_i2v",

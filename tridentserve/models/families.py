@@ -116,6 +116,15 @@ FAMILIES: dict[str, Family] = {
             caches_steps=False,
         ),
         Family(
+            name="z_image",
+            pipeline_class="ZImagePipeline",
+            size_multiple=16,
+            default_steps=50,
+            default_guidance_scale=5.0,
+            components=_list_components("text_encoder", "tokenizer"),
+            caches_steps=False,
+        ),
+        Family(
             name="cogvideox",
             pipeline_class="CogVideoXPipeline",
             size_multiple=16,

@@ -107,11 +107,12 @@ def test_the_file_is_another_one_when_the_rows_would_be(tmp_path: Path) -> None:
     others = {
         name({"dtype": "bfloat16"}),
         name({"attention": "math"}),
+        name({"defaults": {"guidance_scale": 0}}),
         name({"limits": {"max_side": 256}}),
         name(cluster={"workers_per_node": 2, "memory_mb": 1024, "cpu_threads": 2}),
         name(cluster={"workers_per_node": 1, "memory_mb": 1024}),
     }
-    assert len(others - {name()}) == 5
+    assert len(others - {name()}) == 6
     assert name().parent == tmp_path / "profiles"
     assert name(profiling={"folder": str(tmp_path / "own")}).parent == tmp_path / "own"
     in_group = name({"name": "lab/own"}, expected_load=[{**LOAD, "model": "lab/own"}])

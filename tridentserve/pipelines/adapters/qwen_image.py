@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 from diffusers.pipelines.qwenimage.pipeline_qwenimage import retrieve_timesteps
-from torch.nn.functional import pad
 
 from tridentserve.parallel import ulysses
-from tridentserve.pipelines.adapters.conditions import list_negative_prompts, list_prompts, repeat_rows
+from tridentserve.pipelines.adapters.conditions import join_texts, list_negative_prompts, list_prompts, repeat_texts
 from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
 from tridentserve.pipelines.adapters.timestep_shift import compute_shift_mu
 from tridentserve.pipelines.adapters.video_adapter import read_statistic
@@ -41,13 +40,7 @@ class QwenImageAdapter(DiffusersAdapter):
         rows = [self._encode_prompts(list_prompts(batch))]
         if batch[0].guidance_scale > 1:
             rows.insert(0, self._encode_prompts(list_negative_prompts(batch)))
-        return [
-            {
-                "prompt_embeds": torch.nn.utils.rnn.pad_sequence(list(embeds), batch_first=True),
-                "text_tokens": torch.tensor([len(tokens) for tokens in embeds], device=self.device),
-            }
-            for embeds in zip(*rows, strict=True)
-        ]
+        return join_texts(rows)
 
     def _encode_prompts(self, prompts: list[str]) -> list[torch.Tensor]:
         """Encode each prompt as the tokens that it has, (tokens, dim)."""
@@ -66,13 +59,8 @@ class QwenImageAdapter(DiffusersAdapter):
         scheduler.set_begin_index(0)
 
     def _build_rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
-        # All rows have one length, so that requests can share a pass. Padding that all of them have is cut off again.
-        embeds = tensors["prompt_embeds"]
-        padded = pad(embeds, (0, 0, 0, _MAX_TEXT_TOKENS - embeds.shape[1]))
-        return {
-            "prompt_embeds": repeat_rows(padded, num_outputs),
-            "text_tokens": repeat_rows(tensors["text_tokens"], num_outputs),
-        }
+        # Padding that all rows of a pass have is cut off again.
+        return repeat_texts(tensors, num_outputs, _MAX_TEXT_TOKENS)
 
     def _predict_noise(
         self, latents: torch.Tensor, timesteps: torch.Tensor, rows: Tensors, shared: Tensors

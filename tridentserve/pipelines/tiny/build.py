@@ -37,6 +37,7 @@ from tridentserve.pipelines.tiny import (
     sdxl,
     wan,
     wan_i2v,
+    z_image,
 )
 
 _RECIPES: dict[str, Callable[[], Any]] = {
@@ -49,6 +50,7 @@ _RECIPES: dict[str, Callable[[], Any]] = {
     "hunyuan_dit": hunyuan_dit.build_pipeline,
     "flux2_klein": flux2_klein.build_pipeline,
     "flux2": flux2.build_pipeline,
+    "z_image": z_image.build_pipeline,
     "cogvideox": cogvideox.build_pipeline,
     "cogvideox_i2v": cogvideox_i2v.build_pipeline,
     "wan": wan.build_pipeline,
