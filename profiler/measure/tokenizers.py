@@ -21,14 +21,16 @@ _MAX_WORDS = 2048
 def build_word_tokenizer() -> Any:
     """A token per word, line break and run of other signs, all but marks of a chat the same: for models whose prompts
     are not padded, so that a prompt has about as many tokens as by the real tokenizer."""
-    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab={"<|word|>": 0}, unk_token="<|word|>"))
+    # The config of an encoder that sees images names the second.
+    vocab = {"<|word|>": 0, "<|image_pad|>": 1}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab=vocab, unk_token="<|word|>"))
     words = tokenizers.Regex(r"\n|\w+|[^\w\s]+")
     backend.pre_tokenizer = tokenizers.pre_tokenizers.Split(words, "removed", invert=True)
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=backend,
         unk_token="<|word|>",
         pad_token="<|endoftext|>",
-        additional_special_tokens=["<|im_start|>", "<|im_end|>"],
+        additional_special_tokens=["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"],
         model_max_length=_MAX_WORDS,
     )
 

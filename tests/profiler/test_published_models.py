@@ -11,6 +11,7 @@ import diffusers
 import pytest
 import torch
 import transformers
+from PIL import Image
 
 from profiler.measure.random_weights import count_random_weights_bytes, write_published
 from profiler.measure.tokenizers import build_stand_in
@@ -48,6 +49,9 @@ DENOISERS = {
     "pixart-sigma-1024": 0.611,
     "hunyuandit-1.2": 1.5,
     "qwen-image": 20.4,
+    "qwen-image-edit": 20.4,
+    "qwen-image-edit-2509": 20.4,
+    "qwen-image-edit-2511": 20.4,
     "z-image": 6.15,
     "z-image-turbo": 6.15,
     "mochi-1": 10.0,
@@ -149,6 +153,18 @@ def test_prompts_have_as_many_tokens_as_the_real_tokenizer_makes() -> None:
     (before, _, after), start = pipe.prompt_template_encode.partition("{}"), pipe.prompt_template_encode_start_idx
     assert len(tokenizer(before)["input_ids"]) == start
     assert len(tokenizer(f"{before}a boat, at dawn{after}")["input_ids"]) == start + 5 + 5
+
+
+def test_an_image_has_as_many_tokens_as_the_encoder_expects(tmp_path: Path) -> None:
+    """Of 28 x 28 pixels each, with the number that the encoder's config names."""
+    folder = write_published("qwen-image-edit", tmp_path / "edit", few_text_layers=True)
+    adapter = load_adapter(folder, frozenset({Stage.ENCODE}), weights=False)
+    processor = adapter.pipe.processor  # type: ignore[attr-defined]
+    text = "<|vision_start|><|image_pad|><|vision_end|>a boat"
+    found = processor(text=[text], images=[Image.new("RGB", (1024, 1024))], return_tensors="pt")
+    image_token_id = json.loads((folder / "text_encoder" / "config.json").read_text())["image_token_id"]
+    assert (found["input_ids"] == image_token_id).sum() == 37 * 37
+    assert found["input_ids"].shape == (1, 37 * 37 + 4)
 
 
 def test_a_prompt_of_a_chat_has_the_tokens_of_its_template() -> None:

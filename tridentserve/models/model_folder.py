@@ -25,7 +25,7 @@ _SHIPPED = Path(__file__).parent / "shipped"
 INDEX_SUFFIX = ".safetensors.index.json"
 # The file name without its ending that each library gives to the weights of a component.
 _WEIGHT_NAMES = {"diffusers": "diffusion_pytorch_model", "transformers": "model"}
-_WITHOUT_WEIGHTS = ("tokenizer", "image_processor", "feature_extractor", "scheduler", "guider")
+_WITHOUT_WEIGHTS = ("tokenizer", "processor", "image_processor", "feature_extractor", "scheduler", "guider")
 # Schedulers of diffusers that do not run the model exactly once for each inference step, which plans, progress and
 # profiles count on.
 _NOT_STEP_BY_STEP = frozenset(

@@ -11,6 +11,9 @@ from torch.nn.utils.rnn import pad_sequence
 from tridentserve.pipelines.base import Tensors
 from tridentserve.requests import GenerationInputs
 
+# Texts are padded to a multiple of this number of tokens.
+_PADDED_TOKENS = 512
+
 
 def list_prompts(batch: Sequence[GenerationInputs]) -> list[str]:
     """The prompt of each request."""
@@ -54,11 +57,10 @@ def join_texts(rows: Sequence[Sequence[torch.Tensor]]) -> list[Tensors]:
     ]
 
 
-def repeat_texts(condition: Tensors, num_outputs: int, max_tokens: int) -> Tensors:
-    """Repeat the texts of such a condition for each output, all of them padded to one length, so that requests can
-    share a pass."""
+def repeat_texts(condition: Tensors, num_outputs: int) -> Tensors:
+    """Repeat the texts of such a condition for each output. They are padded, so that requests can share a pass."""
     embeds = condition["prompt_embeds"]
-    padded = pad(embeds, (0, 0, 0, max_tokens - embeds.shape[1]))
+    padded = pad(embeds, (0, 0, 0, -embeds.shape[1] % _PADDED_TOKENS))
     return {
         "prompt_embeds": repeat_rows(padded, num_outputs),
         "text_tokens": repeat_rows(condition["text_tokens"], num_outputs),

@@ -73,7 +73,7 @@ class ZImageAdapter(DiffusersAdapter):
         scheduler.set_begin_index(0)
 
     def _build_rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
-        return repeat_texts(tensors, num_outputs, _MAX_TEXT_TOKENS)
+        return repeat_texts(tensors, num_outputs)
 
     def _predict_noise(
         self, latents: torch.Tensor, timesteps: torch.Tensor, rows: Tensors, shared: Tensors
