@@ -15,6 +15,9 @@ Quality = Literal["exact", "high", "fast"]
 # A request counts so many times as much as one of the next lower priority, up to so many steps either way.
 _PRIORITY_FACTOR, _MOST_STEPS = 4.0, 5
 
+# The pixels of a frame that make a token.
+PIXELS_PER_TOKEN = 256
+
 # The LoRA, the quality, and the id of a request that must run alone.
 BatchKey = tuple[str | None, Quality, str | None]
 
@@ -36,7 +39,7 @@ class Shape:
     def tokens(self) -> float:
         """Processing length l_D up to a constant of the family: one token per 16x16 pixels and latent frame
         (VAEs compress 8x in space and 4x in time, transformers patch 2x2)."""
-        return self.pixels / 256 * ((self.num_frames - 1) / 4 + 1)
+        return self.pixels / PIXELS_PER_TOKEN * ((self.num_frames - 1) / 4 + 1)
 
     @classmethod
     def parse(cls, text: str) -> Shape:

@@ -30,7 +30,7 @@ def name_measured_table(model: ModelArgs, args: AppArgs) -> Path:
     cluster = args.cluster
     settings = [
         str(model.folder or model.tiny),
-        *(asdict(model.formats), model.attention, model.compile),
+        *(asdict(model.formats), model.attention, model.compile, model.defaults.guidance_scale),
         *(cluster.device, cluster.device_name, list_measured_degrees(args)),
         cluster.cpu_threads if cluster.device == "cpu" else None,
         model.limits.model_dump(include=_SIZE_LIMITS),

@@ -41,6 +41,8 @@ class MeasuringOrder:
     """The device as the configuration names it."""
     num_threads: int
     budget_s: float
+    guidance_scale: float | None
+    """The guidance scale of a request that names none, where the configuration has one of its own for the model."""
 
 
 async def measure_unprofiled(args: AppArgs, seats: WorkerSeats) -> None:
@@ -71,6 +73,7 @@ async def _measure_model(model: ModelArgs, args: AppArgs, seats: WorkerSeats, ne
         cluster.device_name,
         cluster.cpu_threads,
         args.profiling.budget_s,
+        model.defaults.guidance_scale,
     )
     began_s = time.monotonic()
     try:
@@ -106,8 +109,11 @@ def measure_model(order: MeasuringOrder, news: Any) -> ProfileTable:
         news.tell.remote({**told, **latest, "elapsed_s": round(time.monotonic() - began_s, 1)})
 
     tell({})
+    measured = Source(
+        source.folder, order.device, source.formats, kernels=source.kernels, guidance_scale=order.guidance_scale
+    )
     table = measure_quickly(
-        Source(source.folder, order.device, source.formats, kernels=source.kernels),
+        measured,
         source.name,
         order.sizes,
         order.degrees,

@@ -35,10 +35,11 @@ from tridentserve.stages import Stage
 _FEW_LAYERS = 3
 _LAYERS = ("num_hidden_layers", "num_layers")
 _DENOISERS = ("transformer", "unet")
-_BLOCKS = ("num_layers", "num_single_layers")
+_BLOCKS = ("num_layers", "num_single_layers", "n_layers", "n_refiner_layers")
 _CONFIG_NAMES = {
     "scheduler": "scheduler_config.json",
     "guider": "guider_config.json",
+    "processor": "preprocessor_config.json",
     "image_processor": "preprocessor_config.json",
     "feature_extractor": "preprocessor_config.json",
 }
@@ -64,6 +65,8 @@ def write_published(name: str, folder: Path, *, few_text_layers: bool = False, m
         if part.startswith("text_encoder"):
             tokenizer = build_stand_in(component)
             tokenizer.save_pretrained(folder / part.replace("text_encoder", "tokenizer"))
+            if "processor" in model.components:
+                tokenizer.save_pretrained(folder / "processor")
             index[part.replace("text_encoder", "tokenizer")] = ["transformers", type(tokenizer).__name__]
     (folder / MODEL_INDEX).write_text(json.dumps(index))
     return folder
@@ -79,7 +82,7 @@ def _cut(name: str, denoiser: Component, most_blocks: int) -> dict[str, Any]:
 
 
 def _write_component(folder: Path, component: Component) -> None:
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     name = _CONFIG_NAMES.get(folder.name, "config.json")
     named = {"_class_name": component.class_name} if component.library == "diffusers" else {}
     (folder / name).write_text(json.dumps(named | dict(component.config)))

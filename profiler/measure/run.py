@@ -135,8 +135,9 @@ def _describe_settings(source: Source, options: MeasureOptions) -> str:
     formats = describe_formats(source.find_formats())
     threads = f", threads {options.num_threads}" if torch.device(source.device).type == "cpu" else ""
     weights = ", random weights" if source.random_weights else ""
+    guidance = "" if source.guidance_scale is None else f", guidance {source.guidance_scale:g}"
     versions = f"torch {torch.__version__}, diffusers {diffusers.__version__}"
-    return f"{versions}, {formats}, {source.kernels}{threads}{weights}"
+    return f"{versions}, {formats}, {source.kernels}{threads}{weights}{guidance}"
 
 
 def _make_row(

@@ -49,6 +49,8 @@ class Source:
     """A cheaper model of random weights whose conditions have the same shape, for when ENCODE is not measured."""
     kernels: Kernels = field(default_factory=Kernels)
     """The attention kernel, and compilation."""
+    guidance_scale: float | None = None
+    """The guidance scale of the measured requests. None: the default of the family."""
 
     def find_formats(self) -> Mapping[str, NumberFormat]:
         """The number format of each component."""
@@ -129,7 +131,8 @@ def build_inputs(source: Source, shape: Shape, steps: int) -> GenerationInputs:
     """The request that is measured, with an image of noise where the family starts from one."""
     family = detect_family(source.folder)
     image = _make_noise(shape) if family.takes_image else None
-    return GenerationInputs(_PROMPT, shape, steps, family.default_guidance_scale, seed=0, image=image)
+    scale = family.default_guidance_scale if source.guidance_scale is None else source.guidance_scale
+    return GenerationInputs(_PROMPT, shape, steps, scale, seed=0, image=image)
 
 
 @lru_cache(maxsize=1)

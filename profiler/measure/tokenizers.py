@@ -11,7 +11,6 @@ import transformers
 from profiler.published_models import Component
 from tridentserve.pipelines.tiny import parts as tiny_parts
 from tridentserve.pipelines.tiny.flux2 import build_mistral_tokenizer
-from tridentserve.pipelines.tiny.flux2_klein import build_qwen3_tokenizer
 from tridentserve.pipelines.tiny.hunyuan_dit import build_bert_tokenizer
 from tridentserve.pipelines.tiny.hunyuan_video import build_llama_tokenizer
 from tridentserve.pipelines.tiny.hunyuan_video_15 import build_qwen_tokenizer
@@ -22,20 +21,29 @@ _MAX_WORDS = 2048
 def build_word_tokenizer() -> Any:
     """A token per word, line break and run of other signs, all but marks of a chat the same: for models whose prompts
     are not padded, so that a prompt has about as many tokens as by the real tokenizer."""
-    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab={"<|word|>": 0}, unk_token="<|word|>"))
+    # The config of an encoder that sees images names the second.
+    vocab = {"<|word|>": 0, "<|image_pad|>": 1}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab=vocab, unk_token="<|word|>"))
     words = tokenizers.Regex(r"\n|\w+|[^\w\s]+")
     backend.pre_tokenizer = tokenizers.pre_tokenizers.Split(words, "removed", invert=True)
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=backend,
         unk_token="<|word|>",
         pad_token="<|endoftext|>",
-        additional_special_tokens=["<|im_start|>", "<|im_end|>"],
+        additional_special_tokens=["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"],
         model_max_length=_MAX_WORDS,
     )
 
 
-# By how the class of the encoder begins. Prompts are padded to a fixed length in all published models but Qwen-Image,
-# so that a vocabulary of letters costs the same.
+def build_chat_tokenizer() -> Any:
+    """The same for prompts that are messages of a chat."""
+    tokenizer = build_word_tokenizer()
+    tokenizer.chat_template = tiny_parts.QWEN3_CHAT
+    return tokenizer
+
+
+# By how the class of the encoder begins. Prompts are padded to a fixed length in all published models but Qwen-Image
+# and Z-Image, so that a vocabulary of letters costs the same.
 _TOKENIZERS: dict[str, Callable[[], Any]] = {
     "CLIP": tiny_parts.build_clip_tokenizer,
     "Bert": build_bert_tokenizer,
@@ -43,7 +51,8 @@ _TOKENIZERS: dict[str, Callable[[], Any]] = {
     "UMT5": tiny_parts.build_t5_tokenizer,
     "Llama": build_llama_tokenizer,
     "Mistral3": build_mistral_tokenizer,
-    "Qwen3": build_qwen3_tokenizer,
+    "Qwen3": tiny_parts.build_qwen3_tokenizer,
+    "Qwen3Model": build_chat_tokenizer,
     "Qwen2_5_VLText": build_qwen_tokenizer,
     "Qwen2_5_VLForConditionalGeneration": build_word_tokenizer,
     "ByT5": transformers.ByT5Tokenizer,

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.parallel.members import Pool
-from tests.pipelines.conftest import model
+from tests.pipelines.conftest import model, small_input_images
 
-__all__ = ["model", "pool"]
+__all__ = ["model", "pool", "small_input_images"]
 
 
 @pytest.fixture(scope="session")

@@ -30,11 +30,15 @@ def random_lora(folder: Path, seed: int = 0) -> dict[str, torch.Tensor]:
     _, model = denoiser(folder)
     tensors = {}
     for path, layer in model.named_modules():
-        if isinstance(layer, torch.nn.Linear) and "block" in path and not path.endswith("v"):
+        if isinstance(layer, torch.nn.Linear) and _is_in_a_block(path) and not path.endswith("v"):
             tensors[f"{path}.lora_A.weight"] = SIZE * torch.randn(RANK, layer.in_features, generator=generator)
             tensors[f"{path}.lora_B.weight"] = SIZE * torch.randn(layer.out_features, RANK, generator=generator)
     assert tensors
     return tensors
+
+
+def _is_in_a_block(path: str) -> bool:
+    return "block" in path or path.startswith("layers.")
 
 
 def save_lora(

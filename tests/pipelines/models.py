@@ -14,6 +14,7 @@ import diffusers
 import numpy as np
 import pytest
 import torch
+from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus
 from numpy.typing import NDArray
 from PIL import Image
 from safetensors.torch import load_file
@@ -24,6 +25,7 @@ from tridentserve.models.input_image import open_input_image
 from tridentserve.models.model_folder import detect_family, read_family
 from tridentserve.models.number_formats import NumberFormat, NumberFormats, find_formats
 from tridentserve.pipelines import DenoisingState, PipelineAdapter, load_adapter
+from tridentserve.pipelines.processors import load_image_text_processor
 from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.requests import GenerationInputs, Shape
 from tridentserve.stages import Stage
@@ -31,7 +33,20 @@ from tridentserve.stages import Stage
 torch.set_num_threads(1)
 
 QUICK = ("sd3", "flux", "wan")
-IMAGES = ("sd3", "flux", "flux_kontext", "pixart_sigma", "qwen_image", "sdxl", "hunyuan_dit", "flux2_klein", "flux2")
+IMAGES = (
+    "sd3",
+    "flux",
+    "flux_kontext",
+    "pixart_sigma",
+    "qwen_image",
+    "qwen_image_edit",
+    "qwen_image_edit_plus",
+    "sdxl",
+    "hunyuan_dit",
+    "flux2_klein",
+    "flux2",
+    "z_image",
+)
 VIDEOS = (
     "cogvideox",
     "cogvideox_i2v",
@@ -189,6 +204,7 @@ _CHANGES: dict[str, Callable[[Path], None]] = {
     "sdxl-playground": _with_latent_statistics,
     "hunyuan_dit-1.2": replace_model(diffusers.HunyuanDiT2DModel, use_style_cond_and_image_meta_size=False),
     "flux2_klein-distilled": lambda folder: edit_json(folder / "model_index.json", is_distilled=True),
+    "qwen_image_edit_plus-2511": replace_model(diffusers.QwenImageTransformer2DModel, zero_cond_t=True),
     "cogvideox-2b": _two_billion,
     "cogvideox-1.5": replace_model(diffusers.CogVideoXTransformer3DModel, patch_size_t=2, sample_frames=81),
     "cogvideox_i2v-1.0": _version_1,
@@ -211,10 +227,11 @@ def make_inputs(
     height: int = 64, width: int = 96, steps: int = 3, *, variant: str = "sd3", **changes: Any
 ) -> GenerationInputs:
     """A request to a model. A video has the lowest number of frames above one, and an image is added where one is
-    needed."""
+    needed, in the output's proportions where the stock pipeline keeps those of the image."""
     num_frames = changes.pop("num_frames", (family_of(variant).frame_multiple or 0) + 1)
     if family_of(variant).takes_image:
-        changes.setdefault("image", make_image())
+        size = (5 * height // 4, 5 * width // 4) if family_of(variant).image_pixels else ()
+        changes.setdefault("image", make_image(0, *size))
     arguments: dict[str, Any] = {
         "prompt": "a lighthouse in a storm",
         "negative_prompt": "fog",
@@ -257,6 +274,13 @@ def decode(folder: Path, latents: torch.Tensor, inputs: GenerationInputs) -> NDA
     return load_stage(folder, Stage.DECODE).decode({"latents": latents}, inputs)
 
 
+def scale_input_images_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have Qwen-Image-Edit, which scales every input image to a megapixel, scale it to a 64th of that."""
+    for module in (pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus):
+        stock: Any = module.calculate_dimensions
+        monkeypatch.setattr(module, "calculate_dimensions", lambda area, ratio, stock=stock: stock(area / 64, ratio))
+
+
 def formats_of(folder: Path, asked: Any = None, device: str = "cpu") -> dict[str, NumberFormat]:
     """The number format of each component of a model folder, as `models[].dtype` asks for it."""
     return find_formats(read_family(folder), NumberFormats.parse(asked), device)
@@ -280,6 +304,8 @@ def load_stock(folder: Path, formats: Mapping[str, NumberFormat]) -> Any:
     absent = {name: None for name, value in index.items() if value == [None, None]}
     dtypes = {name: getattr(torch, number_format) for name, number_format in formats.items()}
     given = absent | _with_parts_in_float32(folder, index, dtypes)
+    if "processor" in index:  # from_pretrained wants its part for videos, and torchvision for it
+        given["processor"] = load_image_text_processor(folder / "processor")
     pipe = getattr(diffusers, detect_family(folder).pipeline_class).from_pretrained(folder, dtype=dtypes, **given)
     for name, part in pipe.components.items():
         # Without accelerate, from_pretrained leaves some float32 files as they are whatever dtype it is given.
@@ -401,7 +427,7 @@ def _guidance(family: str, pipe: Any, inputs: GenerationInputs) -> dict[str, Any
             return {"negative_prompt": [inputs.negative_prompt] * inputs.num_outputs}
         case "flux2_klein":
             return scale | {"negative_prompt_embeds": pipe.encode_prompt(inputs.negative_prompt)[0]}
-        case "qwen_image":
+        case "qwen_image" | "qwen_image_edit" | "qwen_image_edit_plus":
             return negative | {"true_cfg_scale": inputs.guidance_scale}
         case "sdxl":
             return scale | {"negative_prompt": inputs.negative_prompt or None}

@@ -11,6 +11,7 @@ import diffusers
 import pytest
 import torch
 import transformers
+from PIL import Image
 
 from profiler.measure.random_weights import count_weights_bytes, write_published
 from profiler.measure.tokenizers import build_stand_in
@@ -26,7 +27,7 @@ from tridentserve.stages import Stage
 # arXiv 2412.03603, 13 B; Wan: arXiv 2503.20314, 14 B. T5-XXL: encoder of an 11 B model; Llama 3: 8 B with its head.
 # SDXL: arXiv 2307.01952, 2.6 B; PixArt-Sigma: arXiv 2403.04692, 0.6 B; HunyuanDiT: its README, 1.5 B; Qwen-Image: arXiv
 # 2508.02324, 20 B; Mochi: its README, 10 B. The others: their cards; SD3.5 medium's 2.5 B count its table of positions;
-# HunyuanVideo 1.5: arXiv 2511.18870, 8.3 B.
+# HunyuanVideo 1.5: arXiv 2511.18870, 8.3 B; Z-Image: arXiv 2511.22699, 6.15 B.
 DENOISERS = {
     "sd3-medium": 2.03,
     "flux.1-dev": 11.9,
@@ -49,6 +50,11 @@ DENOISERS = {
     "pixart-sigma-1024": 0.611,
     "hunyuandit-1.2": 1.5,
     "qwen-image": 20.4,
+    "qwen-image-edit": 20.4,
+    "qwen-image-edit-2509": 20.4,
+    "qwen-image-edit-2511": 20.4,
+    "z-image": 6.15,
+    "z-image-turbo": 6.15,
     "mochi-1": 10.0,
     "flux.1-kontext-dev": 11.9,
     "cogvideox-5b-i2v": 5.57,
@@ -75,6 +81,7 @@ ENCODERS = {
     ("Qwen2_5_VLTextModel", 3584): 7.07,
     ("Qwen2_5_VLForConditionalGeneration", None): 8.29,
     ("Qwen3ForCausalLM", 2560): 4.02,
+    ("Qwen3Model", 2560): 4.02,
     ("Qwen3ForCausalLM", 4096): 8.19,
 }
 
@@ -147,6 +154,26 @@ def test_prompts_have_as_many_tokens_as_the_real_tokenizer_makes() -> None:
     (before, _, after), start = pipe.prompt_template_encode.partition("{}"), pipe.prompt_template_encode_start_idx
     assert len(tokenizer(before)["input_ids"]) == start
     assert len(tokenizer(f"{before}a boat, at dawn{after}")["input_ids"]) == start + 5 + 5
+
+
+def test_an_image_has_as_many_tokens_as_the_encoder_expects(tmp_path: Path) -> None:
+    """Of 28 x 28 pixels each, with the number that the encoder's config names."""
+    folder = write_published("qwen-image-edit", tmp_path / "edit", few_text_layers=True)
+    adapter = load_adapter(folder, frozenset({Stage.ENCODE}), weights=False)
+    processor = adapter.pipe.processor  # type: ignore[attr-defined]
+    text = "<|vision_start|><|image_pad|><|vision_end|>a boat"
+    found = processor(text=[text], images=[Image.new("RGB", (1024, 1024))], return_tensors="pt")
+    image_token_id = json.loads((folder / "text_encoder" / "config.json").read_text())["image_token_id"]
+    assert (found["input_ids"] == image_token_id).sum() == 37 * 37
+    assert found["input_ids"].shape == (1, 37 * 37 + 4)
+
+
+def test_a_prompt_of_a_chat_has_the_tokens_of_its_template() -> None:
+    """Z-Image's prompt is not padded: as by Qwen's own tokenizer, eight tokens of the chat are around it."""
+    tokenizer = build_stand_in(read_published_model("z-image-turbo").components["text_encoder"])
+    messages = [{"role": "user", "content": "a boat, at dawn"}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, enable_thinking=True)
+    assert len(tokenizer(text)["input_ids"]) == 8 + 5
 
 
 def test_an_unknown_name_is_refused_with_those_there_are() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tridentserve.models.number_formats import NumberFormat
-from tridentserve.requests import Shape
+from tridentserve.requests import PIXELS_PER_TOKEN, Shape
 from tridentserve.stages import Stage
 
 # `stretch`: the image takes the proportions of the output. `crop`: it is scaled to cover the output, and its middle is
@@ -61,6 +61,9 @@ class Family:
     """True where every request brings an input image (edits, image to video). Other families take none."""
     image_tokens: bool = False
     """True where D has the tokens of the input image beside those of the output."""
+    image_pixels: int | None = None
+    """About so many pixels an input image has in D whatever the size of the output, whose proportions it takes. None:
+    it has the size of the output."""
     image_fit: ImageFit | None = None
     """The way in which E resizes the input image to the output, where E needs nothing else of it, so that the API can
     resize it before. None: E needs the image as it is, or takes none."""
@@ -73,6 +76,12 @@ class Family:
     one_size: bool = False
     """True where some models of the family make videos of one size only: then `default_shape` is the default for
     input images of all proportions. Otherwise the default follows the proportions of the input image."""
+
+    def count_image_tokens(self, shape: Shape) -> float:
+        """Count the tokens of the input image that D has, as `Shape.tokens` counts those of the output."""
+        if not self.image_tokens:
+            return 0.0
+        return shape.tokens if self.image_pixels is None else self.image_pixels / PIXELS_PER_TOKEN
 
     def allows_frames(self, num_frames: int) -> bool:
         """True when an output can have this many frames."""

@@ -21,7 +21,7 @@ ELEMENT_BYTES: Mapping[NumberFormat, int] = {"float32": 4, "bfloat16": 2, "float
 COMMON_FORMAT: NumberFormat = "bfloat16"
 # The component that C runs, and E too where it encodes input images. It has one format in both.
 VAE = "vae"
-_WITHOUT_WEIGHTS = ("tokenizer", "image_processor", "feature_extractor", "scheduler", "guider")
+_WITHOUT_WEIGHTS = ("tokenizer", "processor", "image_processor", "feature_extractor", "scheduler", "guider")
 
 
 @dataclass(frozen=True, slots=True)

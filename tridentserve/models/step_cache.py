@@ -61,9 +61,9 @@ def count_cache_bytes(
     config = read_json(model_folder / "transformer" / "config.json")
     channels = config["num_attention_heads"] * config["attention_head_dim"]
     rows = sum(
-        inputs.num_outputs * inputs.shape.tokens * (2 if family.negative_prompt and inputs.guidance_scale > 1 else 1)
+        inputs.num_outputs
+        * (inputs.shape.tokens + family.count_image_tokens(inputs.shape))
+        * (2 if family.negative_prompt and inputs.guidance_scale > 1 else 1)
         for inputs in cached
     )
-    if family.image_tokens:
-        rows *= 2
     return int(_COPIES * 2 * rows * channels * ELEMENT_BYTES[formats["transformer"]])

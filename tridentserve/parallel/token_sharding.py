@@ -55,6 +55,11 @@ class TokenSharding:
         """Select this rank's rows of a table with one row per image token along `dim`."""
         return table.tensor_split(self.group.size, dim=dim)[self.group.rank]
 
+    def select_image(self, tokens: torch.Tensor, text_first: bool) -> torch.Tensor:
+        """Select this rank's image tokens of those and text, (batch, local + text, channels)."""
+        text = tokens.shape[1] - self.sizes[self.group.rank]
+        return _split_text(tokens, text, text_first)[1].contiguous()
+
     def gather(self, shard: torch.Tensor) -> torch.Tensor:
         """Return all image tokens, (batch, tokens, channels), on every rank."""
         batch, _, channels = shard.shape

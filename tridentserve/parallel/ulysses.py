@@ -70,13 +70,13 @@ def install(
 
     `embedder` returns the image tokens (batch, tokens, channels), which its hook shares out. `attentions` are the joint
     and the image-only attentions; in their inputs text stands before the image tokens if `text_first` is True, and
-    behind them otherwise. `output` is the last layer; its hook gathers the image tokens. `positions` returns rotary
-    tables, (text + tokens, channels) each, and runs after the embedder; with `joint_positions` False it returns one
-    table of image and one of text tokens. `rotated` are the modules that take such tables as the argument
-    `image_rotary_emb`.
+    behind them otherwise. `output` is the last layer; its hook gathers the image tokens and drops text that is
+    beside them. `positions` returns rotary tables, (text + tokens, channels) each, and runs after the embedder; with
+    `joint_positions` False it returns one table of image and one of text tokens. `rotated` are the modules that take
+    such tables as the argument `image_rotary_emb`.
     """
     embedder.register_forward_hook(_shard_tokens)
-    output.register_forward_hook(_gather_tokens)
+    output.register_forward_hook(functools.partial(_gather_tokens, text_first))
     if positions is not None:
         positions.register_forward_hook(_shard_positions if joint_positions else _shard_image_positions)
     for module in rotated:
@@ -103,7 +103,7 @@ def install_blocks(
     length. The other arguments are those of `install`.
     """
     first_block.register_forward_pre_hook(_shard_input, with_kwargs=True)
-    output.register_forward_hook(_gather_tokens)
+    output.register_forward_hook(functools.partial(_gather_tokens, text_first))
     if positions is not None:
         positions.register_forward_hook(functools.partial(_share_positions, positions_dim))
     for attention in attentions:
@@ -158,9 +158,9 @@ def _shard_rotary(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) ->
     return args, kwargs | {"image_rotary_emb": tuple(active.shard_positions(table) for table in tables)}
 
 
-def _gather_tokens(module: torch.nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor | None:
+def _gather_tokens(text_first: bool, module: torch.nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor | None:
     active = _ACTIVE.get()
-    return active.gather(output) if active else None
+    return active.gather(active.select_image(output, text_first)) if active else None
 
 
 def _shard_forward(stock: Callable[..., Any], text_first: bool, call_per_sample: bool = False) -> Callable[..., Any]:

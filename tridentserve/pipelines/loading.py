@@ -29,6 +29,7 @@ from tridentserve.models.number_formats import NumberFormat, NumberFormats, find
 from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
 from tridentserve.pipelines.base import PipelineAdapter
 from tridentserve.pipelines.lora.lora_layers import Loras
+from tridentserve.pipelines.processors import load_image_text_processor
 from tridentserve.stages import Stage
 
 _LIBRARIES = {"diffusers": diffusers, "transformers": transformers}
@@ -43,6 +44,7 @@ _ROLES = {
     "image_encoder": transformers.PreTrainedModel,
     "image_processor": transformers.ImageProcessingMixin,
     "feature_extractor": transformers.ImageProcessingMixin,
+    "processor": transformers.ProcessorMixin,
     "guider": BaseGuidance,
 }
 # Processors of text and images that stand in the place of a tokenizer. Only text is served, so only their tokenizer is
@@ -150,6 +152,11 @@ def _load(
     component_class = _find_component_class(folder, name, library, class_name)
     if device.type == "meta" and issubclass(component_class, torch.nn.Module):
         return _build_on_meta(folder / name, component_class, getattr(torch, formats[name])).eval()
+    if issubclass(component_class, transformers.ProcessorMixin):
+        with _report_damage(folder / name, class_name):
+            processor = load_image_text_processor(folder / name)
+        _check_tokenizer(folder / name, processor.tokenizer)
+        return processor
     if not list_weight_files(folder, name, library):
         with _report_damage(folder / name, class_name):
             component = component_class.from_pretrained(str(folder / name), local_files_only=True)

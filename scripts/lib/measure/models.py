@@ -61,6 +61,12 @@ def add_model_options(parser: Parser) -> None:
         "of the model's published recipe on cuda)",
     )
     parser.add_argument(
+        "--guidance-scale",
+        type=float,
+        metavar="SCALE",
+        help="guidance scale of the requests, such as 0 or 1 for a distilled model (default: the family's)",
+    )
+    parser.add_argument(
         "--threads",
         type=parse_whole_number,
         default=WorkerOptions().num_threads,
@@ -121,4 +127,12 @@ def make_source(
     else:
         folder = Path(model)
     chosen = kernels or Kernels()
-    return Source(folder, arguments.device, arguments.dtype, arguments.random_weights, condition_folder, chosen)
+    return Source(
+        folder,
+        arguments.device,
+        arguments.dtype,
+        arguments.random_weights,
+        condition_folder,
+        chosen,
+        arguments.guidance_scale,
+    )

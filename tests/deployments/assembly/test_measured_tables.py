@@ -109,6 +109,7 @@ def test_the_file_is_another_one_when_the_rows_would_be(tmp_path: Path) -> None:
         name({"dtype": "bfloat16"}),
         name({"dtype": {"C": "bfloat16"}}),
         name({"attention": "math"}),
+        name({"defaults": {"guidance_scale": 0}}),
         name({"limits": {"max_side": 256}}),
         name(cluster={"workers_per_node": 2, "memory_mb": 1024, "cpu_threads": 2}),
         name(cluster={"workers_per_node": 1, "memory_mb": 1024}),

@@ -67,8 +67,9 @@ def test_result_is_that_of_the_stock_pipeline_in_bfloat16(model: Model, variant:
     state = adapter.step(adapter.prepare(adapter.encode(inputs), inputs), inputs.num_inference_steps)
     latents = adapter.latents(state)["latents"]
     expected = stock_result(folder, inputs, "latent", formats)
-    # Wan denoises in float32 what its transformer takes in bfloat16.
-    assert latents.dtype == expected.dtype == (torch.float32 if variant.startswith("wan") else torch.bfloat16)
+    # Wan and Z-Image denoise in float32 what their transformers take in bfloat16.
+    in_float32 = variant.startswith(("wan", "z_image"))
+    assert latents.dtype == expected.dtype == (torch.float32 if in_float32 else torch.bfloat16)
     assert torch.equal(latents, expected)
 
 

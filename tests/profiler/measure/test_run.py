@@ -85,6 +85,16 @@ def test_encoding_image_is_measured_with_one(tiny_cache: Path) -> None:
     assert at_most == held.output_bytes + (256 - 16) * 64 * 4
 
 
+def test_requests_have_the_guidance_that_is_asked_for(folder: Path) -> None:
+    """The condition of SD3 without guidance has half as many rows; the rows of both do not go together in a table."""
+    sweep = Sweep([Shape(64, 64)], stages=[Stage.ENCODE])
+    usual, plain = (measure(Source(folder, "cpu", guidance_scale=scale), "m", sweep, ONCE) for scale in (None, 0.0))
+    assert usual.weights[0].output_bytes == 2 * plain.weights[0].output_bytes
+    assert ", guidance 0;" in plain.rows[0].source
+    with pytest.raises(ProfileError, match="write into another table"):
+        measure(Source(folder, "cpu"), "m", sweep, ONCE, known=plain)
+
+
 @settings(max_examples=50)
 @given(growth=st.floats(0.3, 1.0), degree=st.sampled_from([1, 2]))
 def test_batches_are_doubled_while_they_pay(growth: float, degree: int) -> None:

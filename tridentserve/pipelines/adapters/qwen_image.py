@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 from diffusers.pipelines.qwenimage.pipeline_qwenimage import retrieve_timesteps
-from torch.nn.functional import pad
 
 from tridentserve.parallel import ulysses
-from tridentserve.pipelines.adapters.conditions import list_negative_prompts, list_prompts, repeat_rows
+from tridentserve.pipelines.adapters.conditions import join_texts, list_negative_prompts, list_prompts, repeat_texts
 from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
 from tridentserve.pipelines.adapters.timestep_shift import compute_shift_mu
 from tridentserve.pipelines.adapters.video_adapter import read_statistic
@@ -38,26 +37,27 @@ class QwenImageAdapter(DiffusersAdapter):
 
     def _encode_together(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
         # Negative prompts and prompts in two calls, so that in a batch of one neither is padded.
-        rows = [self._encode_prompts(list_prompts(batch))]
+        images = self._list_images(batch)
+        rows = [self._encode_prompts(list_prompts(batch), **images)]
         if batch[0].guidance_scale > 1:
-            rows.insert(0, self._encode_prompts(list_negative_prompts(batch)))
-        return [
-            {
-                "prompt_embeds": torch.nn.utils.rnn.pad_sequence(list(embeds), batch_first=True),
-                "text_tokens": torch.tensor([len(tokens) for tokens in embeds], device=self.device),
-            }
-            for embeds in zip(*rows, strict=True)
-        ]
+            rows.insert(0, self._encode_prompts(list_negative_prompts(batch), **images))
+        return join_texts(rows)
 
-    def _encode_prompts(self, prompts: list[str]) -> list[torch.Tensor]:
+    def _list_images(self, batch: Sequence[GenerationInputs]) -> dict[str, Any]:
+        """The further argument of the stock pipeline's `encode_prompt` where prompts speak of images."""
+        return {}
+
+    def _encode_prompts(self, prompts: list[str], **images: Any) -> list[torch.Tensor]:
         """Encode each prompt as the tokens that it has, (tokens, dim)."""
-        embeds, mask = self.pipe.encode_prompt(prompts, device=self.device, max_sequence_length=_MAX_TEXT_TOKENS)
+        embeds, mask = self.pipe.encode_prompt(
+            prompts, device=self.device, max_sequence_length=_MAX_TEXT_TOKENS, **images
+        )
         lengths = [embeds.shape[1]] * len(prompts) if mask is None else mask.sum(dim=1).tolist()
         return [row[: int(length)] for row, length in zip(embeds, lengths, strict=True)]
 
     def _initialize(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
         latents = self._draw_packed_noise(inputs, condition["prompt_embeds"].dtype, generator)
-        return {"latents": latents, "grid": torch.tensor([1, inputs.shape.height // 16, inputs.shape.width // 16])}
+        return {"latents": latents, "grid": torch.tensor([[1, inputs.shape.height // 16, inputs.shape.width // 16]])}
 
     def _set_timesteps(self, scheduler: Any, latents: torch.Tensor, num_inference_steps: int) -> None:
         sigmas = np.linspace(1.0, 1 / num_inference_steps, num_inference_steps)
@@ -66,13 +66,8 @@ class QwenImageAdapter(DiffusersAdapter):
         scheduler.set_begin_index(0)
 
     def _build_rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
-        # All rows have one length, so that requests can share a pass. Padding that all of them have is cut off again.
-        embeds = tensors["prompt_embeds"]
-        padded = pad(embeds, (0, 0, 0, _MAX_TEXT_TOKENS - embeds.shape[1]))
-        return {
-            "prompt_embeds": repeat_rows(padded, num_outputs),
-            "text_tokens": repeat_rows(tensors["text_tokens"], num_outputs),
-        }
+        # Padding that all rows of a pass have is cut off again.
+        return repeat_texts(tensors, num_outputs)
 
     def _predict_noise(
         self, latents: torch.Tensor, timesteps: torch.Tensor, rows: Tensors, shared: Tensors
@@ -87,7 +82,7 @@ class QwenImageAdapter(DiffusersAdapter):
                 timestep=timesteps.to(latents.dtype) / 1000,
                 encoder_hidden_states_mask=None if bool(mask.all()) else mask,
                 encoder_hidden_states=rows["prompt_embeds"][:, :longest],
-                img_shapes=[[tuple(shared["grid"].tolist())]] * len(latents),
+                img_shapes=[[tuple(image) for image in shared["grid"].tolist()]] * len(latents),
                 return_dict=False,
             )[0]
         return noise
@@ -129,6 +124,16 @@ class QwenImageAdapter(DiffusersAdapter):
             positions=transformer.pos_embed,
             joint_positions=False,
         )
+        for block in transformer.transformer_blocks:
+            block.register_forward_pre_hook(_share_modulation, with_kwargs=True)
+
+
+def _share_modulation(block: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Select this rank's rows of the table that tells tokens of the output from those of an input image, which some
+    models modulate as if they were clean."""
+    if kwargs.get("modulate_index") is None:
+        return None
+    return args, kwargs | {"modulate_index": ulysses.share(kwargs["modulate_index"], dim=1)}
 
 
 ADAPTER = QwenImageAdapter

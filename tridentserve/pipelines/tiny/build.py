@@ -33,10 +33,13 @@ from tridentserve.pipelines.tiny import (
     mochi,
     pixart_sigma,
     qwen_image,
+    qwen_image_edit,
+    qwen_image_edit_plus,
     sd3,
     sdxl,
     wan,
     wan_i2v,
+    z_image,
 )
 
 _RECIPES: dict[str, Callable[[], Any]] = {
@@ -45,10 +48,13 @@ _RECIPES: dict[str, Callable[[], Any]] = {
     "flux_kontext": flux_kontext.build_pipeline,
     "pixart_sigma": pixart_sigma.build_pipeline,
     "qwen_image": qwen_image.build_pipeline,
+    "qwen_image_edit": qwen_image_edit.build_pipeline,
+    "qwen_image_edit_plus": qwen_image_edit_plus.build_pipeline,
     "sdxl": sdxl.build_pipeline,
     "hunyuan_dit": hunyuan_dit.build_pipeline,
     "flux2_klein": flux2_klein.build_pipeline,
     "flux2": flux2.build_pipeline,
+    "z_image": z_image.build_pipeline,
     "cogvideox": cogvideox.build_pipeline,
     "cogvideox_i2v": cogvideox_i2v.build_pipeline,
     "wan": wan.build_pipeline,

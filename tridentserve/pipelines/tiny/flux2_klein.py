@@ -13,15 +13,11 @@ from tridentserve.pipelines.tiny import parts
 TEXT_DIM = 16
 # The condition comes from the layers 9, 18 and 27.
 _TEXT_LAYERS = 27
-_CHAT = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n\n</think>\n\n{% endif %}"
-)
 
 
 def build_pipeline() -> Any:
     """Build a FLUX.2 klein base, which is not distilled and so has guidance by two passes."""
-    tokenizer = build_qwen3_tokenizer()
+    tokenizer = parts.build_qwen3_tokenizer()
     return diffusers.Flux2KleinPipeline(
         transformer=build_transformer(guidance_embeds=False),
         scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=3.0, use_dynamic_shifting=True),
@@ -65,23 +61,6 @@ def build_vae() -> Any:
     return model
 
 
-def build_qwen3_tokenizer() -> Any:
-    """Build a tokenizer with a chat template without thinking."""
-    tokenizer = parts.build_qwen_tokenizer(512)
-    tokenizer.chat_template = _CHAT
-    return tokenizer
-
-
 def _build_text_encoder(tokenizer: Any) -> Any:
-    config = transformers.Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=TEXT_DIM,
-        intermediate_size=2 * TEXT_DIM,
-        num_hidden_layers=_TEXT_LAYERS,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        bos_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.pad_token_id,
-    )
+    config = parts.build_qwen3_config(tokenizer, TEXT_DIM, _TEXT_LAYERS)
     return transformers.Qwen3ForCausalLM(config).eval()

@@ -15,6 +15,12 @@ LATENT_CHANNELS = 16
 # The degrees 2 and 4 divide four heads, which together are as wide as a patch of 2 x 2 latents.
 HEADS, HEAD_DIM = 4, 16
 INNER_DIM = HEADS * HEAD_DIM
+# The chat template of Qwen3, as far as prompts go: it thinks unless it is asked not to.
+QWEN3_CHAT = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% if add_generation_prompt and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
+)
 
 
 def build_image_vae(
@@ -148,4 +154,26 @@ def build_qwen_tokenizer(max_tokens: int) -> Any:
     marks = ["<|im_start|>", "<|im_end|>"]
     return transformers.Qwen2Tokenizer(
         vocab=vocab, merges=[], model_max_length=max_tokens, additional_special_tokens=marks
+    )
+
+
+def build_qwen3_tokenizer() -> Any:
+    """Build the tokenizer of the Qwen3 encoders, with a chat template."""
+    tokenizer = build_qwen_tokenizer(512)
+    tokenizer.chat_template = QWEN3_CHAT
+    return tokenizer
+
+
+def build_qwen3_config(tokenizer: Any, dim: int, num_layers: int) -> Any:
+    """Build the config of a Qwen3 encoder."""
+    return transformers.Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=dim,
+        intermediate_size=2 * dim,
+        num_hidden_layers=num_layers,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=dim // 2,
+        bos_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.pad_token_id,
     )
