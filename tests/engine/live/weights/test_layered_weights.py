@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.pipelines.conftest import model
-from tests.pipelines.models import ALL, families, load_stage, make_inputs, start
+from tests.pipelines.models import ALL, families, load_stage, make_inputs, scale_input_images_less, start
 from tridentserve.engine.live.messages import ModelSource
 from tridentserve.engine.live.transport.parcel import Parcel
 from tridentserve.engine.live.weights.host_copies import HostCopies, HostCopy
@@ -57,8 +57,9 @@ def stream_stage(folder: Path, stage: Stage, into: Path) -> tuple[PipelineAdapte
 
 @pytest.mark.parametrize("variant", families(*ALL, "wan-2.2"))
 def test_streamed_layers_compute_what_whole_weights_compute(
-    model: Callable[[str], Path], variant: str, tmp_path: Path
+    model: Callable[[str], Path], variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    scale_input_images_less(monkeypatch)
     folder, inputs = model(variant), make_inputs(variant=variant)
     streamed = {stage: stream_stage(folder, stage, tmp_path) for stage in Stage}
     encode, diffuse, decode = (streamed[stage][0] for stage in Stage)
