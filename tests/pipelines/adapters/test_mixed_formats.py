@@ -13,6 +13,7 @@ import torch
 
 from tests.pipelines.models import (
     ALL,
+    PUBLISHED,
     call_stock,
     families,
     formats_of,
@@ -35,8 +36,6 @@ CAST_LATENTS = frozenset(
 )
 CAST_TEXTS = frozenset({"hunyuan_dit", "wan", "wan_i2v", "hunyuan_video", "hunyuan_video_15", "hunyuan_video_15_i2v"})
 CAST_IMAGES = frozenset({"wan_i2v", "hunyuan_video_15_i2v"})
-# The stock pipeline of SDXL needs a layer of the published VAE.
-PUBLISHED = tuple("sdxl-1.0" if name == "sdxl" else name for name in ALL if FAMILIES[name].number_formats)
 
 
 def generate(folder: Path, inputs: GenerationInputs, formats: Mapping[str, NumberFormat]) -> tuple[torch.Tensor, Any]:
