@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.pipelines.models import ALL, formats_of, make_inputs, model_folder, stock_pipeline, stock_result
+from tests.pipelines.models import ALL, PUBLISHED, formats_of, make_inputs, model_folder, stock_pipeline, stock_result
 from tridentserve.models.number_formats import NUMBER_FORMATS, NumberFormat
 from tridentserve.pipelines import load_adapter
 from tridentserve.requests import GenerationInputs
@@ -39,13 +39,19 @@ def generate(
     return latents["latents"], decode.decode(latents, inputs)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", None], ids=["float32", "bfloat16", "published"])
-@pytest.mark.parametrize("family", ALL)
+@pytest.mark.filterwarnings("ignore:.*upcast_vae.*:FutureWarning")
+@pytest.mark.parametrize(
+    ("variant", "dtype"),
+    [
+        *((family, dtype) for family in ALL for dtype in ("float32", "bfloat16")),
+        *((variant, None) for variant in PUBLISHED),
+    ],
+)
 def test_pixels_are_those_of_the_stock_pipeline(
-    gpu: torch.device, tmp_path_factory: pytest.TempPathFactory, family: str, dtype: str | None
+    gpu: torch.device, tmp_path_factory: pytest.TempPathFactory, variant: str, dtype: str | None
 ) -> None:
-    folder = model_folder(family, tmp_path_factory.getbasetemp())
-    inputs, formats = make_inputs(variant=family), formats_of(folder, dtype, "cuda")
+    folder = model_folder(variant, tmp_path_factory.getbasetemp())
+    inputs, formats = make_inputs(variant=variant), formats_of(folder, dtype, "cuda")
     with on_device(stock_pipeline(folder, formats), gpu):
         expected = stock_result(folder, inputs, "latent", formats)
         images = np.stack(stock_result(folder, inputs, "pil", formats))

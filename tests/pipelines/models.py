@@ -60,6 +60,9 @@ VIDEOS = (
 ALL = (*IMAGES, *VIDEOS)
 # The families whose requests start from an image.
 FROM_IMAGES = tuple(name for name in ALL if FAMILIES[name].takes_image)
+# A model of each family whose published recipe is not the common number format. The stock pipeline of SDXL needs
+# a layer of the published VAE then.
+PUBLISHED = tuple("sdxl-1.0" if name == "sdxl" else name for name in ALL if FAMILIES[name].number_formats)
 # The families that several workers can denoise together.
 PARALLEL = tuple(name for name in ALL if FAMILIES[name].shares_tokens)
 

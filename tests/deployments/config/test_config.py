@@ -13,6 +13,7 @@ from deployments.config.base import describe_problems
 from deployments.config.models import ModelArgs
 from tridentserve.hub.hub_model import HubModel
 from tridentserve.models.cache import CACHE_ENV
+from tridentserve.models.number_formats import NumberFormats
 from tridentserve.stages import PlacementType
 
 GOOD: dict[str, Any] = {
@@ -35,6 +36,15 @@ def test_defaults() -> None:
     assert (args.handoff.capacity_mb, args.handoff.transport) == (64, "nixl")
     assert args.models[0].slo_scale == 2.5
     assert args.cluster.num_workers == 4
+
+
+def test_number_formats_are_the_same_however_they_are_written() -> None:
+    def read(dtype: Any) -> NumberFormats:
+        return ModelArgs.model_validate({"name": "m", "tiny": "wan", "dtype": dtype}).formats
+
+    assert read("bfloat16") == read({"E": "bfloat16", "D": "bfloat16", "C": "bfloat16"})
+    assert read({"C": "float32"}) == NumberFormats(decode="float32")
+    assert read(None) == read({}) == NumberFormats()
 
 
 def test_placement_of_one_model_in_short() -> None:

@@ -18,6 +18,7 @@ from PIL import Image
 from tests.engine.live import sharing
 from tests.engine.live.configs import worker_configs
 from tests.pipelines.loras import random_lora, save_lora
+from tests.pipelines.models import formats_of
 from tests.support.decision_log import read_log
 from tridentserve.engine.live.engine import LiveEngine
 from tridentserve.engine.live.messages import ModelSource
@@ -25,6 +26,7 @@ from tridentserve.engine.live.spawning.spawner import ActorSpawner
 from tridentserve.engine.live.updates import CompletedUpdate, FailedUpdate, Update
 from tridentserve.engine.options import EngineOptions
 from tridentserve.engine.simulated import SimulatedEngine, SimulationOptions
+from tridentserve.models.number_formats import NumberFormats
 from tridentserve.parallel import connect_store
 from tridentserve.pipelines import PipelineAdapter, load_adapter
 from tridentserve.pipelines.tiny.build import ensure_tiny
@@ -204,12 +206,14 @@ async def test_live_auxiliaries_decode_one_image_together(service: Service, alon
     assert_rounded_alike(image, image_of(alone, inputs_of("one apart")))
 
 
-async def test_a_model_that_comes_later_is_served_and_goes_again(service: Service, alone: PipelineAdapter) -> None:
-    """The workers did not know of it when they started, nor of its LoRAs."""
+async def test_a_model_that_comes_later_is_served_and_goes_again(service: Service) -> None:
+    """The workers did not know of it when they started, nor of its LoRAs and its number formats."""
+    formats = NumberFormats(encode="bfloat16")
+    alone = load_adapter(service.folder, frozenset(Stage), formats=formats_of(service.folder, {"E": "bfloat16"}))
     models, inputs = service.engine.models, inputs_of("a late one", lora="ink")
     before = models.placement or sharing.placement()
     both = {name: held | {Replica("late", one.stage) for one in held} for name, held in before.replicas.items()}
-    await models.prepare(ModelSource("late", service.folder))
+    await models.prepare(ModelSource("late", service.folder, formats))
     await models.add(ev.ModelAdded("late", MODEL, slo_scale=5.0, placement=PlacementPlan(both, "late came", 2)))
     _, image = await service.generate("late", inputs, model="late")
     assert_rounded_alike(image, image_of(alone, inputs))

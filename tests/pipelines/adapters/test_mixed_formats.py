@@ -13,6 +13,7 @@ import torch
 
 from tests.pipelines.models import (
     ALL,
+    PUBLISHED,
     call_stock,
     families,
     formats_of,
@@ -35,8 +36,6 @@ CAST_LATENTS = frozenset(
 )
 CAST_TEXTS = frozenset({"hunyuan_dit", "wan", "wan_i2v", "hunyuan_video", "hunyuan_video_15", "hunyuan_video_15_i2v"})
 CAST_IMAGES = frozenset({"wan_i2v", "hunyuan_video_15_i2v"})
-# The stock pipeline of SDXL needs a layer of the published VAE.
-PUBLISHED = tuple("sdxl-1.0" if name == "sdxl" else name for name in ALL if FAMILIES[name].number_formats)
 
 
 def generate(folder: Path, inputs: GenerationInputs, formats: Mapping[str, NumberFormat]) -> tuple[torch.Tensor, Any]:
@@ -127,3 +126,15 @@ def test_the_published_recipe(model: Model, variant: str) -> None:
     latents, pixels = generate(folder, inputs, formats)
     assert torch.equal(latents, stock_result(folder, inputs, "latent", formats))
     assert np.array_equal(pixels, np.stack(stock_result(folder, inputs, "pil", formats)))
+
+
+@pytest.mark.parametrize("variant", families(*ALL))
+def test_a_condition_is_handed_on_in_the_format_of_the_denoising_model(model: Model, variant: str) -> None:
+    """It has the size then that D needs."""
+    folder = model(variant)
+    formats = formats_of(folder, {"E": "float32", "D": "bfloat16", "C": "float32"})
+    condition = load_adapter(folder, frozenset({Stage.ENCODE}), formats=formats).encode(
+        make_inputs(64, 64, variant=variant)
+    )
+    texts = {name: tensor.dtype for name, tensor in condition.items() if "prompt_embeds" in name}
+    assert {dtype for dtype in texts.values() if dtype.is_floating_point} == {torch.bfloat16}
