@@ -16,7 +16,21 @@ from tests.pipelines.models import families, load_stage, make_inputs, start
 from tridentserve.pipelines.base import SKIPPED_STEPS
 from tridentserve.stages import Stage
 
-CACHING = ("sd3", "flux", "wan", "wan_i2v", "qwen_image", "cogvideox", "hunyuan_video", "mochi", "pixart_sigma")
+CACHING = (
+    "sd3",
+    "flux",
+    "flux2",
+    "flux2_klein",
+    "wan",
+    "wan_i2v",
+    "qwen_image",
+    "qwen_image_edit",
+    "z_image",
+    "cogvideox",
+    "hunyuan_video",
+    "mochi",
+    "pixart_sigma",
+)
 DEGREES = (1, 2, 4, 3, 2, 1)
 
 

@@ -137,7 +137,6 @@ FAMILIES: dict[str, Family] = {
             default_guidance_scale=4.0,
             components=_list_components("text_encoder", "tokenizer"),
             options=("is_distilled",),
-            caches_steps=False,
         ),
         Family(
             name="flux2",
@@ -147,7 +146,6 @@ FAMILIES: dict[str, Family] = {
             default_guidance_scale=4.0,
             components=_list_components("text_encoder", "tokenizer"),
             negative_prompt=False,
-            caches_steps=False,
         ),
         Family(
             name="z_image",
@@ -156,7 +154,7 @@ FAMILIES: dict[str, Family] = {
             default_steps=50,
             default_guidance_scale=5.0,
             components=_list_components("text_encoder", "tokenizer"),
-            caches_steps=False,
+            unguided_scale=0.0,
         ),
         Family(
             name="cogvideox",

@@ -49,9 +49,11 @@ class Family:
     """True where members of a group share out the tokens of D. U-Nets cannot, and share out passes alone."""
     caches_steps: bool = True
     """True where a step can take over what all blocks but the first found before (`quality` of a request). It cannot
-    where blocks at both ends of the denoising model are connected, or do not have the same tokens."""
+    where blocks at both ends of the denoising model are connected."""
     loras: bool = True
     """True where diffusers loads LoRAs for this family."""
+    unguided_scale: float = 1.0
+    """Guidance takes a second pass at guidance scales above this one."""
     negative_prompt: bool = True
     """True where a negative prompt has an effect. It has none where guidance is an embedding."""
     own_fields: frozenset[str] = frozenset()

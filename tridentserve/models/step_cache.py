@@ -59,11 +59,11 @@ def count_cache_bytes(
     if not cached or not family.caches_steps:
         return 0
     config = read_json(model_folder / "transformer" / "config.json")
-    channels = config["num_attention_heads"] * config["attention_head_dim"]
+    channels = config["dim"] if "dim" in config else config["num_attention_heads"] * config["attention_head_dim"]
     rows = sum(
         inputs.num_outputs
         * (inputs.shape.tokens + family.count_image_tokens(inputs.shape))
-        * (2 if family.negative_prompt and inputs.guidance_scale > 1 else 1)
+        * (2 if family.negative_prompt and inputs.guidance_scale > family.unguided_scale else 1)
         for inputs in cached
     )
     return int(_COPIES * 2 * rows * channels * ELEMENT_BYTES[formats["transformer"]])

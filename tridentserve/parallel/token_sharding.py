@@ -58,7 +58,7 @@ class TokenSharding:
     def select_image(self, tokens: torch.Tensor, text_first: bool) -> torch.Tensor:
         """Select this rank's image tokens of those and text, (batch, local + text, channels)."""
         text = tokens.shape[1] - self.sizes[self.group.rank]
-        return _split_text(tokens, text, text_first)[1].contiguous()
+        return split_text(tokens, text, text_first)[1].contiguous()
 
     def gather(self, shard: torch.Tensor) -> torch.Tensor:
         """Return all image tokens, (batch, tokens, channels), on every rank."""
@@ -84,7 +84,7 @@ class TokenSharding:
         members = self._find_peers(heads)
         peers = GroupPart(self.group, members) if len(members) < self.group.size else self.group
         sizes, share = [self.sizes[rank] for rank in members], heads // peers.size
-        text, image = _split_text(torch.stack([query, key, value]), length - sizes[peers.rank], text_first)
+        text, image = split_text(torch.stack([query, key, value]), length - sizes[peers.rank], text_first)
         received = peers.all_to_all(
             image.chunk(peers.size, dim=2), [(3, batch, share, size, channels) for size in sizes]
         )
@@ -95,8 +95,8 @@ class TokenSharding:
         else:
             output = self._attend_in_ring(peers.size, text, image, text_first, kwargs)
 
-        text, image = _split_text(output, length - sizes[peers.rank], text_first)
-        blocks = [_join_text(text, shard, text_first) for shard in torch.split(image, sizes, dim=2)]
+        text, image = split_text(output, length - sizes[peers.rank], text_first)
+        blocks = [join_text(text, shard, text_first) for shard in torch.split(image, sizes, dim=2)]
         return torch.cat(peers.all_to_all(blocks, [(batch, share, length, channels)] * peers.size), dim=1)
 
     def _find_peers(self, heads: int) -> range:
@@ -119,7 +119,7 @@ class TokenSharding:
             tokens = sum(self.sizes)
             mask = _expand_mask(kwargs["attn_mask"], text.shape[-2], text_first, tokens, tokens)
             kwargs = {**kwargs, "attn_mask": mask}
-        return sdpa(*_join_text(text, image, text_first).unbind(0), **kwargs)
+        return sdpa(*join_text(text, image, text_first).unbind(0), **kwargs)
 
     def _attend_in_ring(
         self, width: int, text: torch.Tensor, image: torch.Tensor, text_first: bool, kwargs: dict[str, Any]
@@ -134,7 +134,7 @@ class TokenSharding:
         count = text.shape[-2]
         members = GroupPart(self.group, range(self.group.rank % width, self.group.size, width))
         sizes = [sum(self.sizes[start : start + width]) for start in range(0, self.group.size, width)]
-        query, result = _join_text(text[0], image[0], text_first), SoftmaxSum()
+        query, result = join_text(text[0], image[0], text_first), SoftmaxSum()
 
         def add(owner: int, parts: torch.Tensor) -> None:
             """Every rank has the text, and sees its own."""
@@ -142,8 +142,8 @@ class TokenSharding:
             mask = kwargs.get("attn_mask")
             if mask is not None:
                 mask = _expand_mask(mask, count, text_first, sizes[members.rank], sizes[owner])
-                mask = mask if owner == members.rank else _split_text(mask.transpose(-1, -2), count, text_first)[1].mT
-            keys, values = _join_text(keys_text, parts, text_first)
+                mask = mask if owner == members.rank else split_text(mask.transpose(-1, -2), count, text_first)[1].mT
+            keys, values = join_text(keys_text, parts, text_first)
             result.add(*attend(query, keys, values, mask, kwargs.get("scale")))
 
         shapes = [(*image.shape[1:-2], size, image.shape[-1]) for size in sizes]
@@ -157,7 +157,7 @@ def _expand_mask(mask: torch.Tensor, text: int, text_first: bool, queries: int, 
     whole = _expand_rows(mask.transpose(-1, -2), text, text_first, keys).transpose(-1, -2)
     if mask.shape[-2] == 1:
         return whole
-    _, image = _split_text(mask, text, text_first)
+    _, image = split_text(mask, text, text_first)
     if bool((image != image[..., :1, :]).any()):
         raise ConfigError(
             f"an attention masks image tokens one by one (mask of shape {tuple(mask.shape)}), which cannot be "
@@ -168,19 +168,20 @@ def _expand_mask(mask: torch.Tensor, text: int, text_first: bool, queries: int, 
 
 def _expand_rows(rows: torch.Tensor, text: int, text_first: bool, count: int) -> torch.Tensor:
     """Expand the rows of a mask, (..., text + local, columns), to `count` image tokens."""
-    of_text, image = _split_text(rows, text, text_first)
+    of_text, image = split_text(rows, text, text_first)
     everyone = image[..., :1, :].expand(*image.shape[:-2], count, -1)
-    return _join_text(of_text, everyone, text_first)
+    return join_text(of_text, everyone, text_first)
 
 
-def _split_text(tokens: torch.Tensor, text: int, text_first: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def split_text(tokens: torch.Tensor, text: int, text_first: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Split (..., tokens, channels) into its text tokens and its image tokens."""
     start = 0 if text_first else tokens.shape[-2] - text
     image = tokens.narrow(-2, text, tokens.shape[-2] - text) if text_first else tokens.narrow(-2, 0, start)
     return tokens.narrow(-2, start, text), image
 
 
-def _join_text(text: torch.Tensor, image: torch.Tensor, text_first: bool) -> torch.Tensor:
+def join_text(text: torch.Tensor, image: torch.Tensor, text_first: bool) -> torch.Tensor:
+    """Join what `split_text` has split."""
     return torch.cat([text, image] if text_first else [image, text], dim=-2)
 
 

@@ -21,6 +21,7 @@ import torch
 from diffusers.hooks._helpers import TransformerBlockMetadata, TransformerBlockRegistry
 from diffusers.models.transformers.transformer_hunyuan_video15 import HunyuanVideo15TransformerBlock
 
+from tridentserve.parallel.token_sharding import join_text, split_text
 from tridentserve.parallel.ulysses import get_current_sharding
 
 # The blocks of the other families are known to diffusers.
@@ -42,14 +43,35 @@ class BlockResiduals:
         return BlockResiduals(self.first[rows], self.others[rows], self.known[rows])
 
 
+@dataclass(frozen=True, slots=True)
+class JoinedStream:
+    """The place of the image tokens in blocks that have text among them, or some of whose blocks do."""
+
+    image_tokens: int
+    """Their number, on all members of a group together."""
+    text_first: bool
+    """True where text stands before them."""
+
+    def split(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Split (rows, local tokens, channels) into text, which may be none, and image."""
+        sharding = get_current_sharding()
+        count = self.image_tokens if sharding is None else sharding.sizes[sharding.group.rank]
+        return split_text(tokens, tokens.shape[1] - count, self.text_first)
+
+    def join(self, text: torch.Tensor, image: torch.Tensor) -> torch.Tensor:
+        return join_text(text, image, self.text_first)
+
+
 class CachedPass:
     """One forward pass whose rows may leave out all blocks but the first."""
 
-    def __init__(self, limits: torch.Tensor, before: BlockResiduals | None) -> None:
+    def __init__(self, limits: torch.Tensor, before: BlockResiduals | None, stream: JoinedStream | None = None) -> None:
         """`limits`: of the relative change up to which a row leaves them out, (rows,), on the CPU; rows with 0 always
-        compute them. `before`: of all tokens; None where no row has been computed."""
+        compute them. `before`: of all tokens; None where no row has been computed. `stream`: of blocks that have text
+        among the image tokens."""
         self._limits = limits
         self._before = before
+        self._stream = stream
         self._first_output: torch.Tensor | None = None
         self._first: torch.Tensor | None = None
         self.computed = torch.ones(len(limits), dtype=torch.bool)
@@ -63,7 +85,8 @@ class CachedPass:
         return bool(self.computed.any())
 
     def decide(self, entering: torch.Tensor, leaving: torch.Tensor) -> None:
-        """Decide by the image tokens that enter and leave the first block, (rows, local tokens, channels)."""
+        """Decide by the tokens that enter and leave the first block, (rows, local tokens, channels)."""
+        entering, leaving = self._select_image(entering), self._select_image(leaving)
         self._first_output, self._first = leaving, leaving - entering
         if self._before is None:
             return
@@ -74,7 +97,17 @@ class CachedPass:
         self.computed = ~((change <= self._limits * size) & (self._limits > 0) & self._before.known.cpu())
 
     def finish(self, leaving: torch.Tensor) -> torch.Tensor:
-        """Complete the image tokens that leave the last block, (rows, local tokens, channels)."""
+        """Complete the tokens that leave the last block, (rows, local tokens, channels). Those of text, of which the
+        transformer has no more use, stay as they are."""
+        if self._stream is None:
+            return self._finish_image(leaving)
+        text, image = self._stream.split(leaving)
+        return self._stream.join(text, self._finish_image(image))
+
+    def _select_image(self, tokens: torch.Tensor) -> torch.Tensor:
+        return tokens if self._stream is None else self._stream.split(tokens)[1]
+
+    def _finish_image(self, leaving: torch.Tensor) -> torch.Tensor:
         assert self._first_output is not None, "the first block did not run"
         assert self._first is not None
         computed = self.computed.to(leaving.device)[:, None, None]
@@ -168,6 +201,8 @@ def _pass_on(layout: TransformerBlockMetadata, args: Any, kwargs: Any) -> Any:
 
 
 def _read(layout: TransformerBlockMetadata, name: str, args: Any, kwargs: Any) -> Any:
+    if name == "hidden_states" and args:  # the first parameter of all blocks, which Z-Image's name otherwise
+        return args[0]
     return layout._get_parameter_from_args_kwargs(name, args, kwargs)
 
 

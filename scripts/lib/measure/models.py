@@ -134,5 +134,5 @@ def make_source(
         arguments.random_weights,
         condition_folder,
         chosen,
-        arguments.guidance_scale,
+        guidance_scale=arguments.guidance_scale,
     )

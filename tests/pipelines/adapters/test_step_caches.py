@@ -71,7 +71,7 @@ def test_one_row_is_what_diffusers_makes_of_it(model: Model, variant: str) -> No
     assert torch.equal(ours.tensors["latents"], finish(theirs, with_limit(state, 0.0)).tensors["latents"])
 
 
-@pytest.mark.parametrize("variant", families("sd3", "flux", "wan", "qwen_image", "cogvideox"))
+@pytest.mark.parametrize("variant", families("sd3", "flux", "wan", "qwen_image", "z_image", "flux2_klein", "cogvideox"))
 def test_members_of_a_batch_decide_for_themselves(model: Model, variant: str) -> None:
     """One is exact, one begins later, and one has two outputs; each gets what it gets alone."""
     folder = model(variant)
@@ -118,7 +118,7 @@ def test_models_with_two_transformers_compute_all_steps(model: Model) -> None:
     assert finish(diffuse, state).values[SKIPPED_STEPS] == 0
 
 
-@pytest.mark.parametrize("variant", ["sd3", "flux", "flux_kontext"])
+@pytest.mark.parametrize("variant", ["sd3", "flux", "flux_kontext", "flux2_klein", "z_image"])
 def test_the_memory_of_a_cache_is_at_most_what_a_worker_expects(model: Model, variant: str) -> None:
     folder = model(variant)
     diffuse = load_stage(folder, Stage.DIFFUSE)

@@ -183,7 +183,7 @@ class DiffusersAdapter(PipelineAdapter):
         if not self._is_cache_installed:
             block_cache.install(self._list_cached_blocks())
             self._is_cache_installed = True
-        return StepCaches(requests, passes)
+        return StepCaches(requests, passes, self._find_joined_stream(requests[0].latents))
 
     def _list_cached_blocks(self) -> list[torch.nn.Module]:
         """The blocks of the transformer in the order in which they run, where all but the first can be left out."""
@@ -192,6 +192,11 @@ class DiffusersAdapter(PipelineAdapter):
         lists = [child for child in self.pipe.transformer.children() if isinstance(child, torch.nn.ModuleList)]
         blocks = [block for each in lists for block in each]
         return blocks if len(blocks) > 1 else []
+
+    def _find_joined_stream(self, latents: torch.Tensor) -> block_cache.JoinedStream | None:
+        """The place of the image tokens in the blocks, for latents of this size; None where no block has text among
+        them."""
+        return None
 
     @staticmethod
     def _join_rows(rows: Sequence[Tensors]) -> Tensors:
@@ -241,7 +246,7 @@ class DiffusersAdapter(PipelineAdapter):
 
     def _encode_key(self, inputs: GenerationInputs) -> Hashable:
         """Return a key that is equal for requests whose prompts can be encoded together."""
-        return inputs.guidance_scale > 1
+        return inputs.guidance_scale > FAMILIES[self.family].unguided_scale
 
     @abstractmethod
     def _encode_together(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:

@@ -16,6 +16,7 @@ from tridentserve.parallel import ulysses
 from tridentserve.pipelines.adapters.conditions import list_negative_prompts, list_prompts, repeat_rows, split_rows
 from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
 from tridentserve.pipelines.base import Tensors
+from tridentserve.pipelines.block_cache import JoinedStream
 from tridentserve.requests import GenerationInputs, Shape
 
 
@@ -75,6 +76,9 @@ class Flux2KleinAdapter(DiffusersAdapter):
                 return_dict=False,
             )[0]
         return noise
+
+    def _find_joined_stream(self, latents: torch.Tensor) -> JoinedStream:
+        return JoinedStream(latents.shape[1], text_first=True)
 
     def _unpack(self, latents: torch.Tensor, shape: Shape) -> torch.Tensor:
         rows = latents.transpose(1, 2).reshape(len(latents), -1, shape.height // 16, shape.width // 16)

@@ -11,7 +11,7 @@ import torch
 from tridentserve.parallel.guidance import PassShare
 from tridentserve.pipelines.adapters.denoising_request import DenoisingRequest
 from tridentserve.pipelines.base import CACHE_LIMIT, SKIPPED_STEPS
-from tridentserve.pipelines.block_cache import BlockResiduals, CachedPass
+from tridentserve.pipelines.block_cache import BlockResiduals, CachedPass, JoinedStream
 
 # The names of a state's tensors, (passes, num_outputs, tokens, channels).
 _FIRST, _OTHERS = "cache.first", "cache.others"
@@ -25,8 +25,9 @@ def may_skip(values: dict[str, Any]) -> bool:
 class StepCaches:
     """The caches of requests in one step. Those that are made exactly have none, and are computed."""
 
-    def __init__(self, requests: Sequence[DenoisingRequest], passes: int) -> None:
+    def __init__(self, requests: Sequence[DenoisingRequest], passes: int, stream: JoinedStream | None = None) -> None:
         self._requests = requests
+        self._stream = stream
         self._passes = passes
         self._sizes = [request.latents.shape[0] for request in requests]
         limits = [
@@ -40,7 +41,8 @@ class StepCaches:
     def begin(self, first: int, count: int) -> CachedPass:
         """The call of the transformer for `count` passes from the `first` on, with a row for each pass and output."""
         rows = slice(first * sum(self._sizes), (first + count) * sum(self._sizes))
-        cached = CachedPass(self._limits.flatten()[rows], self._before.select(rows) if self._before else None)
+        before = self._before.select(rows) if self._before else None
+        cached = CachedPass(self._limits.flatten()[rows], before, self._stream)
         self._done.append(cached)
         return cached
 

@@ -7,10 +7,11 @@ between prompts of different lengths.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from diffusers.models.transformers.transformer_z_image import SEQ_MULTI_OF
 from diffusers.pipelines.z_image.pipeline_z_image import get_default_z_image_sigmas, retrieve_timesteps
 
 from tridentserve.errors import InvalidRequestError
@@ -19,6 +20,7 @@ from tridentserve.pipelines.adapters.conditions import join_texts, list_negative
 from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
 from tridentserve.pipelines.adapters.timestep_shift import compute_shift_mu
 from tridentserve.pipelines.base import Tensors
+from tridentserve.pipelines.block_cache import JoinedStream
 from tridentserve.requests import GenerationInputs, Shape
 
 # The stock pipeline's default. Longer prompts are cut.
@@ -37,15 +39,11 @@ class ZImageAdapter(DiffusersAdapter):
 
     family = "z_image"
 
-    def _encode_key(self, inputs: GenerationInputs) -> Hashable:
-        # A scale of 0 is no guidance, and 1 is some.
-        return inputs.guidance_scale > 0
-
     def _encode_together(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
         rows = self.pipe.encode_prompt(
             list_prompts(batch),
             self.device,
-            do_classifier_free_guidance=batch[0].guidance_scale > 0,
+            do_classifier_free_guidance=bool(self._encode_key(batch[0])),
             negative_prompt=list_negative_prompts(batch),
             max_sequence_length=_MAX_TEXT_TOKENS,
         )
@@ -95,6 +93,14 @@ class ZImageAdapter(DiffusersAdapter):
         conditional, unconditional = noise
         guided: torch.Tensor = conditional + values["guidance_scale"] * (conditional - unconditional)
         return guided
+
+    def _list_cached_blocks(self) -> list[torch.nn.Module]:
+        # Before them, image and text go through blocks of their own.
+        return list(self.pipe.transformer.layers)
+
+    def _find_joined_stream(self, latents: torch.Tensor) -> JoinedStream:
+        tokens = latents.shape[2] // 2 * (latents.shape[3] // 2)
+        return JoinedStream(tokens + -tokens % SEQ_MULTI_OF, text_first=False)
 
     def _unpack(self, latents: torch.Tensor, shape: Shape) -> torch.Tensor:
         return latents
