@@ -125,8 +125,9 @@ class _ShareChooser:
             degrees = self._list_degrees(replica, sizes, share.unit)
             if not self._fits(replica, load, kept_bytes, degrees) or 1 < best.unit < share.unit:
                 continue
-            supplied_bytes = total_bytes - kept_bytes if known is None else known.count_supplied_bytes(share)
-            seconds = self._sum_worker_seconds(replica, load, degrees, share, supplied_bytes)
+            seconds = self._sum_worker_seconds(
+                replica, load, degrees, share, LayerSizes(0, (total_bytes,)) if known is None else known
+            )
             if best.is_whole or seconds < least_s:
                 best, least_s = share, seconds
         return best
@@ -151,7 +152,7 @@ class _ShareChooser:
         load: Sequence[LoadShare],
         degrees: Sequence[int],
         share: WeightsShare,
-        supplied_bytes: int,
+        layers: LayerSizes,
     ) -> float:
         """Worker-seconds of the load's runs of a stage, each at the degree that takes fewest."""
         is_diffuse = replica.stage is Stage.DIFFUSE
@@ -165,7 +166,7 @@ class _ShareChooser:
                 except ProfileError:  # wide degrees need not cover small sizes, nor narrow ones large sizes
                     continue
                 workers = degree if is_diffuse else share.unit
-                costs.append(workers * max(seconds, supplied_bytes / speed))
+                costs.append(workers * max(seconds, layers.count_supplied_bytes(share, workers) / speed))
             total_s += kind.weight * (kind.num_inference_steps if is_diffuse else 1) * min(costs)
         return total_s
 

@@ -72,10 +72,15 @@ class _SharedWeights:
     """A stage of which workers do not keep all weights."""
 
     share: WeightsShare
+    sizes: LayerSizes
     kept_bytes: int
     """Bytes that a worker keeps."""
-    supply_s: float
-    """Seconds in which all layers come to a worker once."""
+    bytes_per_s: float
+    """The speed of the link by which layers come."""
+
+    def compute_supply_s(self, degree: int) -> float:
+        """Seconds in which all layers come to each of so many workers once."""
+        return self.sizes.count_supplied_bytes(self.share, degree) / self.bytes_per_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +139,12 @@ class CostModel:
         other = CostModel(self._tables, self._device, self._links)
         for replica, share in shares.items():
             total_bytes = self._profile.find_weights(replica.model, replica.stage).weights_bytes
-            kept_bytes, supplied_bytes = -(-total_bytes // share.unit), total_bytes - total_bytes // share.unit
+            sizes, kept_bytes = LayerSizes(0, (total_bytes,)), -(-total_bytes // share.unit)
             if replica in layers:
                 sizes = layers[replica].scale(total_bytes)
-                kept_bytes, supplied_bytes = sizes.count_kept_bytes(share), sizes.count_supplied_bytes(share)
+                kept_bytes = sizes.count_kept_bytes(share)
             speed = self._links.host_bytes_per_s if share.streamed else self._links.intra_node_bytes_per_s
-            other._shared[replica] = _SharedWeights(share, kept_bytes, supplied_bytes / speed)
+            other._shared[replica] = _SharedWeights(share, sizes, kept_bytes, speed)
         return other
 
     @property
@@ -292,5 +297,5 @@ class CostModel:
         octave = self._octaves[model, stage, round(math.log2(shape.tokens))]
         peak_bytes = math.ceil(scale * sizes.peak_bytes(shape))
         shared = self._shared.get(Replica(model, stage))
-        seconds = max(scale * sizes.seconds(shape), shared.supply_s if shared is not None else 0.0)
+        seconds = max(scale * sizes.seconds(shape), shared.compute_supply_s(degree) if shared is not None else 0.0)
         return _Cost(seconds, peak_bytes, octave.find(degree), octave)

@@ -61,13 +61,16 @@ class LayerSizes:
             return self.rest_bytes + self.layers_bytes
         shards = [count_shard_bytes(size, share.unit) for size in self.layers]
         slots_bytes = 2 * (share.unit * max(shards, default=0) + SLOT_ALIGNMENT_BYTES)
-        return self.rest_bytes + slots_bytes + (0 if share.streamed else sum(shards))
+        # What begins at an alignment of its own: each shard, and what lies between layers.
+        gaps_bytes = 2 * SLOT_ALIGNMENT_BYTES * (len(shards) + 1)
+        return self.rest_bytes + slots_bytes + gaps_bytes + (0 if share.streamed else sum(shards))
 
-    def count_supplied_bytes(self, share: WeightsShare) -> int:
-        """Bytes that a worker gets from others, or from the host copy, each time when all layers compute once."""
+    def count_supplied_bytes(self, share: WeightsShare, workers: int) -> int:
+        """Bytes that a worker gets from the others of a group of so many workers, or from the host copy, each time when
+        all layers compute once."""
         if share.streamed:
             return self.layers_bytes
-        return self.layers_bytes * (share.unit - 1) // share.unit
+        return self.layers_bytes * (workers - 1) // workers
 
 
 def count_shard_bytes(layer_bytes: int, unit: int) -> int:

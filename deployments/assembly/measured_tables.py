@@ -12,6 +12,7 @@ from pathlib import Path
 from deployments.config.app import AppArgs
 from deployments.config.models import ModelArgs
 from profiler import ProfileTable, read_table
+from tridentserve.models.model_folder import read_family
 
 # Limits on which the sizes to measure depend.
 _SIZE_LIMITS = {"min_side", "max_side", "max_pixels", "max_frames", "max_pixel_frames"}
@@ -30,13 +31,21 @@ def name_measured_table(model: ModelArgs, args: AppArgs) -> Path:
     cluster = args.cluster
     settings = [
         str(model.folder or model.tiny),
-        *(asdict(model.formats), model.attention, model.compile, model.defaults.guidance_scale),
+        *(asdict(model.formats), model.attention, model.compile, _is_guided(model)),
         *(cluster.device, cluster.device_name, list_measured_degrees(args)),
         cluster.cpu_threads if cluster.device == "cpu" else None,
         model.limits.model_dump(include=_SIZE_LIMITS),
     ]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
     return find_folder(args) / f"{_UNSAFE.sub('-', f'{model.name}-{cluster.device_name}')}-{digest}.csv"
+
+
+def _is_guided(model: ModelArgs) -> bool:
+    """True where requests of the model are guided unless they say otherwise, which takes a second pass in each step."""
+    scale = model.defaults.guidance_scale
+    if scale is None or model.folder is None:
+        return scale is None or scale > 0
+    return scale > read_family(model.folder).unguided_scale
 
 
 def find_folder(args: AppArgs) -> Path:

@@ -38,7 +38,7 @@ def find_cell(args: AppArgs, decisions: Sequence[LogEntry]) -> AppArgs:
 
 def make_logged_times(args: AppArgs, decisions: Sequence[LogEntry]) -> CostModel:
     """A new cost model of a configuration, with the models that were added in the log. Raises `ProfileError`."""
-    times = make_service_times(args)
+    times = make_service_times(args, list_logged_workers(args, decisions))
     added = (decision.event for decision in decisions if isinstance(decision.event, ModelAdded))
     if profiles := {event.model: event.profile for event in added}:
         add_profiles(times, args, profiles)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from deployments.assembly.options import make_service_options
@@ -13,29 +13,31 @@ from deployments.config.models import ModelArgs
 from dispatch.policies import find_policy
 from placement.shares import AllowedShares, choose_shares
 from profiler import CostModel
+from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import ConfigError
 from tridentserve.models.cache import tiny_folder
 from tridentserve.models.layers import read_layer_sizes
+from tridentserve.models.model_folder import MODEL_INDEX
 from tridentserve.plans import Replica
 from tridentserve.stages import Stage
-from tridentserve.weights_share import LayerSizes
+from tridentserve.weights_share import WHOLE, LayerSizes, WeightsShare
 
-# The proportions of a stage of a model that has not been fetched yet. Most have more layers, which are smaller.
-_UNFETCHED = LayerSizes(1, (1,) * 16)
-
-
-def make_service_times(args: AppArgs) -> CostModel:
-    """Stage times of all models of `args` on its device, of the shares of their weights that its workers keep. Raises
-    `ProfileError`, beginning with the key at fault."""
-    return share_service_stages(args, make_cost_model(args))
+# The proportions of a stage of a model that has not been fetched or made yet. Most have more layers, which are smaller.
+_UNKNOWN = LayerSizes(1, (1,) * 16)
 
 
-def share_service_stages(args: AppArgs, times: CostModel) -> CostModel:
+def make_service_times(args: AppArgs, workers: Sequence[WorkerSpec] | None = None) -> CostModel:
+    """Stage times of all models of `args` on its device, of the shares of their weights that its workers keep. Without
+    `workers`, those of `args` count. Raises `ProfileError`, beginning with the key at fault."""
+    return share_service_stages(args, make_cost_model(args), workers)
+
+
+def share_service_stages(args: AppArgs, times: CostModel, workers: Sequence[WorkerSpec] | None = None) -> CostModel:
     """`times` of whole stages as the times of a service, which streams the stages that a worker cannot hold, or divides
     D among several workers of a node, where the policy can plan that and the placement is not written down.
 
-    Only model folders say of which layers a stage consists, so models without one are served whole. Raises
-    `ProfileError` for an expected size that is not profiled."""
+    Model folders say of which layers a stage consists. Where there is none yet, layers of one size are assumed. Raises
+    `ProfileError` for an expected size that is not profiled, and `ConfigError` for `weights` that cannot be."""
     layers = {model.name: _read_layers(model, args.cache_dir) for model in args.models}
     allowed = {
         Replica(model.name, stage): _allow_shares(args, model, stage, layers[model.name].get(stage))
@@ -45,7 +47,9 @@ def share_service_stages(args: AppArgs, times: CostModel) -> CostModel:
     options, load = make_service_options(args), list_expected_load(args)
     _check_ways(args, {kind.model for kind in load if kind.weight > 0})
     reserve_bytes = options.worker.reserve_bytes
-    shares = choose_shares(times, times.links, load, list_service_workers(args), reserve_bytes, allowed)
+    workers = list_service_workers(args) if workers is None else workers
+    shares = choose_shares(times, times.links, load, workers, reserve_bytes, allowed)
+    _check_choice(args, shares)
     if not shares:
         return times
     return times.share(shares, {replica: sizes for replica in shares if (sizes := allowed[replica].layers) is not None})
@@ -60,6 +64,18 @@ def _check_ways(args: AppArgs, expected: Collection[str]) -> None:
             raise ConfigError(
                 f"models[{index}].weights: 'divided' needs `placement: auto` and a policy that plans with groups of "
                 "workers that hold a model together; docs/planning.md names them"
+            )
+
+
+def _check_choice(args: AppArgs, shares: Mapping[Replica, WeightsShare]) -> None:
+    """Raises `ConfigError` where D of a model is not kept as `weights` asks, as it does not fit so."""
+    for index, model in enumerate(args.models):
+        share = shares.get(Replica(model.name, Stage.DIFFUSE), WHOLE)
+        chosen = "streamed" if share.streamed else "whole" if share.is_whole else "divided"
+        if model.weights not in ("auto", "whole", chosen):
+            raise ConfigError(
+                f"models[{index}].weights: {model.weights!r} cannot be: D with its activations fits no worker so, "
+                "or no group of workers of a node at a degree that was profiled, at all sizes of expected_load"
             )
 
 
@@ -82,7 +98,8 @@ def _allow_shares(args: AppArgs, model: ModelArgs, stage: Stage, layers: LayerSi
 
 
 def _read_layers(model: ModelArgs, cache_dir: Path) -> dict[Stage, LayerSizes]:
-    if model.is_unfetched:
-        return dict.fromkeys(Stage, _UNFETCHED)
     folder = model.folder if model.tiny is None else tiny_folder(model.tiny, cache_dir)
-    return read_layer_sizes(folder) if folder is not None and folder.is_dir() else {}
+    if folder is not None and (folder / MODEL_INDEX).is_file():
+        return read_layer_sizes(folder)
+    # A tiny model may consist of little but embeddings: it is whole unless something else is asked for.
+    return {} if model.tiny is not None and model.weights == "auto" else dict.fromkeys(Stage, _UNKNOWN)

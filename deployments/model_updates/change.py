@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from deployments.assembly.planning import make_placement
 from deployments.assembly.profiles import find_profile, list_unmeasured
+from deployments.assembly.service_times import make_service_times
 from deployments.config.app import AppArgs
 from deployments.config.base import describe_problems
 from deployments.config.models import ModelArgs
@@ -22,8 +23,10 @@ from profiler import CostModel
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import ConfigError
 from tridentserve.load import LoadShare
-from tridentserve.plans import PlacementPlan
+from tridentserve.plans import PlacementPlan, Replica
 from tridentserve.scheduling.events import ModelAdded
+from tridentserve.stages import Stage
+from tridentserve.weights_share import WeightsShare
 
 ModelState = Literal["loading", "serving", "draining", "removing"]
 
@@ -59,16 +62,38 @@ def build_known_model(args: AppArgs, model: ModelArgs, state: ModelState) -> Kno
     return KnownModel(build_served_model(model), model, load, state, find_profile(model, args))
 
 
-def find_refusals(args: AppArgs, now: AppArgs) -> list[str]:
-    """The reasons why a running service cannot change to the models of `args`; none when it can."""
+def find_refusals(args: AppArgs, now: AppArgs, shares: Mapping[Replica, WeightsShare]) -> list[str]:
+    """The reasons why a running service, whose workers keep these shares of weights, cannot change to the models of
+    `args`; none when it can."""
     policy = args.dispatch.policy
     if find_policy(policy).one_load and args != now:
         return [f"dispatch.policy: {policy} is made for the models and the load of the start; restart the service"]
-    return check_parsed_args(args) or [
-        f"models: no profile has rows of {model.name}, and a service measures models at its start only: restart it, or "
-        "profile the model with scripts/profile_model.py and name its table in profiles"
-        for model in list_unmeasured(args)
-    ]
+    return (
+        check_parsed_args(args)
+        or [
+            f"models: no profile has rows of {model.name}, and a service measures models at its start only: restart "
+            "it, or profile the model with scripts/profile_model.py and name its table in profiles"
+            for model in list_unmeasured(args)
+        ]
+        or list(_find_other_shares(args, now, shares))
+    )
+
+
+def _find_other_shares(args: AppArgs, now: AppArgs, shares: Mapping[Replica, WeightsShare]) -> Iterator[str]:
+    """The models whose workers would have to keep another part of their weights: that is decided at the start."""
+    ways = {model.name: model.weights for model in now.models}
+    wanted = make_service_times(args).shares
+    for index, model in enumerate(args.models):
+        if ways.get(model.name, model.weights) != model.weights:
+            yield f"models[{index}].weights: is read at the start; restart the service"
+            continue
+        for stage in Stage:
+            replica = Replica(model.name, stage)
+            if replica in wanted and shares.get(replica) != wanted[replica]:
+                yield (
+                    f"models[{index}]: {stage} does not fit a worker, and which part of its weights workers keep is "
+                    "decided at the start; restart the service"
+                )
 
 
 def plan_interim_placement(

@@ -105,7 +105,7 @@ class ModelReconciler:
 
     async def _apply(self, args: AppArgs) -> None:
         args = await self._fetch(args)
-        if problems := await asyncio.to_thread(find_refusals, args, self._in_force):
+        if problems := await asyncio.to_thread(find_refusals, args, self._in_force, self._planning_times.shares):
             self.refuse(problems)
             return
         await self._cover_models(args)

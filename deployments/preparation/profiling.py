@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from deployments.assembly.measured_tables import list_measured_degrees, name_measured_table
@@ -20,8 +21,10 @@ from deployments.preparation.worker_seat import WorkerSeats
 from deployments.replica_logs import prepare_logs
 from profiler import ProfileTable, write_table
 from profiler.measure.sizes import SizeRange
+from profiler.tables.rows import ProfileRow
 from tridentserve.engine.live.messages import ModelSource
 from tridentserve.errors import ConfigError, TridentServeError
+from tridentserve.models.model_folder import read_family
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage
 
@@ -121,7 +124,19 @@ def measure_model(order: MeasuringOrder, news: Any) -> ProfileTable:
         order.budget_s,
         lambda point, sample: tell({"latest": str(point), "latest_s": round(sample.seconds, 4)}),
     )
-    return replace(table, rows=tuple(replace(row, gpu=order.device_name) for row in table.rows))
+    peaks = _leave_room_for_guidance(table, source.folder, order.guidance_scale)
+    return replace(table, rows=tuple(replace(row, gpu=order.device_name) for row in peaks))
+
+
+def _leave_room_for_guidance(table: ProfileTable, folder: Path, guidance_scale: float | None) -> list[ProfileRow]:
+    """The rows of a table, with the memory of a second pass in D where it was measured without guidance: a request may
+    ask for it, and both passes of a step can be one call."""
+    family = read_family(folder)
+    has_pass = guidance_scale is None or guidance_scale > family.unguided_scale or not family.negative_prompt
+    return [
+        row if has_pass or row.stage is not Stage.DIFFUSE else replace(row, peak_bytes=2 * row.peak_bytes)
+        for row in table.rows
+    ]
 
 
 def _describe(table: ProfileTable) -> str:

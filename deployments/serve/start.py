@@ -46,7 +46,7 @@ async def start_engine(args: AppArgs, gpus_per_worker: float, prefix: str = "") 
     args = await hub.fetch(args)
     specs = list_workers(args, nodes, prefix)
     await measure_unprofiled(args, _list_seats(args, gpus_per_worker, group))
-    sources, times = await asyncio.to_thread(_find_model_sources, args), make_service_times(args)
+    sources, times = await asyncio.to_thread(_find_model_sources, args), make_service_times(args, specs)
     for line in describe_shares(times):
         logger.info(line)
     planners, options = assemble_service(args, times, specs), make_service_options(args)

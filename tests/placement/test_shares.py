@@ -72,7 +72,7 @@ def test_slots_count_where_weights_are_divided() -> None:
 )
 def test_a_worker_never_keeps_less_than_its_part(unit: int, streamed: bool, rest: int, layers: list[int]) -> None:
     share, sizes = WeightsShare(1 if streamed else unit, streamed), LayerSizes(rest, tuple(layers))
-    kept, supplied = sizes.count_kept_bytes(share), sizes.count_supplied_bytes(share)
+    kept, supplied = sizes.count_kept_bytes(share), sizes.count_supplied_bytes(share, unit)
     if share.is_whole:
         assert (kept, supplied) == (rest + sum(layers), 0)
     elif streamed:
@@ -81,6 +81,7 @@ def test_a_worker_never_keeps_less_than_its_part(unit: int, streamed: bool, rest
     else:
         assert kept >= rest + sum(layers) / unit + 2 * max(layers)
         assert supplied <= sum(layers) - sum(layers) // unit
+        assert sizes.count_supplied_bytes(share, 2 * unit) >= supplied
 
 
 def test_times_of_shares() -> None:

@@ -135,7 +135,7 @@ def test_groups_are_measured_where_one_process_reaches_all_members(tmp_path: Pat
 
 def test_a_running_service_measures_nothing(tmp_path: Path) -> None:
     args = make_args(tmp_path)
-    (found,) = find_refusals(args, args)
+    (found,) = find_refusals(args, args, {})
     assert found.startswith("models: no profile has rows of own")
     write_measured(args)
-    assert find_refusals(args, args) == []
+    assert find_refusals(args, args, {}) == []

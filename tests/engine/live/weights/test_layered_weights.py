@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ from tridentserve.engine.live.weights.host_copies import HostCopies, HostCopy
 from tridentserve.engine.live.weights.layer_layout import Layer, split_into_layers
 from tridentserve.engine.live.weights.layered_weights import LayeredLayout, LayeredWeights
 from tridentserve.engine.live.weights.weights_loader import copy_blocks
-from tridentserve.errors import WorkerError
+from tridentserve.errors import GroupError, WorkerError
 from tridentserve.models.layers import read_layer_sizes
 from tridentserve.pipelines import PipelineAdapter, load_adapter
 from tridentserve.pipelines.weights import named_tensors
@@ -147,6 +147,31 @@ def test_the_next_layer_comes_while_one_computes() -> None:
     layered.detach(adapter)
 
 
+def test_a_group_that_fails_leaves_nothing_in_the_slots(model: Callable[[str], Path], tmp_path: Path) -> None:
+    """Members of the next group may know nothing of this one."""
+    layered = make_layered(open_copy(model("sd3"), Stage.DIFFUSE, tmp_path), HALF)
+
+    class LostGroup:
+        rank, size = 0, 2
+
+        def start_gather(self, *args: Any) -> Callable[[], None]:
+            return self.fail
+
+        def fail(self) -> None:
+            raise GroupError("a member died")
+
+    def compute() -> None:
+        with layered.gather(cast(Any, LostGroup())):
+            layered._start(0)
+            layered._start(1)
+            layered._finish(0)
+
+    with pytest.raises(GroupError):
+        compute()
+    assert layered._inside == [None, None]
+    assert layered._arriving == [None, None]
+
+
 def test_weights_that_left_come_back(model: Callable[[str], Path], tmp_path: Path) -> None:
     folder, inputs = model("sd3"), make_inputs()
     begun = start(folder, inputs)
@@ -195,10 +220,11 @@ def test_every_byte_is_in_one_run(model: Callable[[str], Path], tmp_path: Path) 
 def test_sizes_by_layers() -> None:
     sizes = LayerSizes(1000, (3000, 2000))
     assert sizes.count_kept_bytes(WeightsShare()) == 6000
-    assert sizes.count_kept_bytes(STREAMED) == 1000 + 2 * (3072 + 512)
-    assert sizes.count_kept_bytes(HALF) == 1000 + 2 * (3072 + 512) + 2 * 1536
-    assert sizes.count_supplied_bytes(STREAMED) == 5000
-    assert sizes.count_supplied_bytes(HALF) == 2500
-    assert sizes.count_supplied_bytes(WeightsShare()) == 0
+    gaps = 3 * 1024
+    assert sizes.count_kept_bytes(STREAMED) == 1000 + 2 * (3072 + 512) + gaps
+    assert sizes.count_kept_bytes(HALF) == 1000 + 2 * (3072 + 512) + 2 * 1536 + gaps
+    assert sizes.count_supplied_bytes(STREAMED, 1) == 5000
+    assert sizes.count_supplied_bytes(HALF, 2) == 2500
+    assert sizes.count_supplied_bytes(HALF, 4) == 3750
     half = sizes.scale(3000)
     assert (half.rest_bytes, half.layers) == (500, (1500, 1000))

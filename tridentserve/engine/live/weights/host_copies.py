@@ -123,7 +123,9 @@ class HostCopies:
         """Prefix of the files of all copies of a replica, whatever the model folder held when they were made."""
         source = self.source(replica)
         name = re.sub(r"[^A-Za-z0-9]+", "-", source.name)
-        settings = f"{source.folder.resolve()} {source.formats} {self._device.type}"
+        formats = sorted(self.formats(replica).items())
+        names = {number_format for _, number_format in formats}
+        settings = f"{source.folder.resolve()} {formats if len(names) > 1 else names.pop()} {self._device.type}"
         place = hashlib.sha256(settings.encode()).hexdigest()[:8]
         return f"{name}.{replica.stage.value}.{place}"
 

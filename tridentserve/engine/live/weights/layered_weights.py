@@ -177,8 +177,9 @@ class LayeredWeights:
 
     def _settle(self) -> None:
         """Wait for what is on its way, and forget what is in the slots and which layer comes after which."""
+        arriving = [finish for finish in self._arriving if finish is not None]
         self._entered = None
         self._followers.clear()
-        for slot in range(_NUM_SLOTS):
-            self._inside[slot] = None
-            self._finish(slot)
+        self._inside, self._arriving = [None] * _NUM_SLOTS, [None] * _NUM_SLOTS
+        for finish in arriving:
+            finish()

@@ -179,6 +179,8 @@ class ReplicaStore:
         try:
             await self._on_device(self._attach, replica, loaded)
         except BaseException:
+            self._adapters.pop(replica, None)  # with what was attached already
+            self._memos.pop(replica, None)
             if loaded.source == "peer":
                 await self.loader.close(loaded)
             raise
