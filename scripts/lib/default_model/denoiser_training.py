@@ -12,6 +12,7 @@ import torch
 from lib.default_model import words
 from lib.default_model.architecture import TEXT_TOKENS, count_image_tokens
 from lib.default_model.latents import SIZES, SMALL_PIXELS, WORDINGS, PreparedPictures, load_pictures
+from lib.default_model.noise_levels import choose_shift
 from lib.default_model.pipeline import ModelParts, build_parts, measure_latents, save_grid
 from lib.training.flow import add_noise, compute_weighted_error
 from lib.training.optimizers import build_optimizers
@@ -81,7 +82,7 @@ def weigh_pictures(pictures: PreparedPictures, tokenizer: Any) -> torch.Tensor:
 
 def compute_loss(parts: ModelParts, latents: torch.Tensor, batch: PictureBatch) -> torch.Tensor:
     """The error of the velocity (`compute_weighted_error`), at noise levels that are drawn here."""
-    noisy = add_noise(latents)
+    noisy = add_noise(latents, choose_shift(*latents.shape[-2:]))
     embeds, pooled = parts.encode(batch.clip_ids, batch.t5_ids)
     velocity = parts.transformer(
         hidden_states=noisy.latents,

@@ -17,8 +17,8 @@ from torch.nn import functional
 from lib.default_model import architecture
 from lib.default_model.architecture import TEXT_TOKENS
 from lib.default_model.latents import PreparedPictures
+from lib.default_model.noise_levels import make_scheduler
 from lib.default_model.vae_training import load_vae
-from lib.training.flow import SHIFT
 from lib.training.parts import TrainedParts
 from lib.training.shards import PixelSize
 
@@ -103,7 +103,7 @@ def assemble_pipeline(folder: Path, parts: ModelParts) -> Any:
     vae.register_to_config(scaling_factor=1 / deviation.item(), shift_factor=0.0)
     return diffusers.StableDiffusion3Pipeline(
         transformer=parts.transformer,
-        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(shift=SHIFT),
+        scheduler=make_scheduler(),
         vae=vae,
         text_encoder=parts.text_encoder,
         tokenizer=parts.tokenizer,

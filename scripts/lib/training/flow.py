@@ -25,11 +25,11 @@ class NoisyLatents:
     """The way from the data to the noise: what is to be predicted."""
 
 
-def add_noise(latents: torch.Tensor) -> NoisyLatents:
-    """Mix latents (n, ...) with noise, each at a level of its own that is drawn here, as often as the scheduler passes
-    it: with fewer levels near data, outlines stay ragged."""
+def add_noise(latents: torch.Tensor, shift: float = SHIFT) -> NoisyLatents:
+    """Mix latents (n, ...) with noise, each at a level of its own that is drawn here, as often as a scheduler with this
+    shift passes it: with fewer levels near data, outlines stay ragged."""
     level = torch.rand(len(latents))
-    sigma = SHIFT * level / (1 + (SHIFT - 1) * level)
+    sigma = shift * level / (1 + (shift - 1) * level)
     noise = torch.randn_like(latents)
     share = sigma.view(-1, *[1] * (latents.ndim - 1))
     return NoisyLatents((1 - share) * latents + share * noise, sigma * 1000, noise - latents)

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import calculate_shift
 from lib.default_model.architecture import TEXT_TOKENS
 from lib.default_model.denoiser_training import draw_size, weigh_pictures
 from lib.default_model.export import begin_from_model
 from lib.default_model.latents import SIZES, SMALL_PIXELS, PreparedPictures
+from lib.default_model.noise_levels import choose_shift, make_scheduler
 from lib.default_model.pipeline import build_parts, load_tokenizers
 from lib.training.flow import add_noise, compute_error, compute_weighted_error, weigh_places
 from lib.training.model_folder import count_earlier_steps
@@ -87,6 +89,24 @@ def test_a_plain_error_is_the_same_everywhere() -> None:
     noisy = add_noise(torch.randn(4, 3, 6, 6))
     assert compute_error(noisy.velocity, noisy) == 0
     torch.testing.assert_close(compute_error(noisy.velocity + 0.5, noisy), torch.tensor(0.25))
+
+
+@pytest.mark.parametrize(("side", "shift"), [(128, 3.0), (256, 6.0), (64, 2.25), (192, 4.25)])
+def test_training_and_scheduler_have_the_same_noise_levels(side: int, shift: float) -> None:
+    """Of pictures of this side: as the stock pipeline sets its timesteps."""
+    assert choose_shift(side // 8, side // 8) == pytest.approx(shift)
+    scheduler = make_scheduler()
+    mu = calculate_shift(
+        (side // 16) ** 2,
+        scheduler.config.base_image_seq_len,
+        scheduler.config.max_image_seq_len,
+        scheduler.config.base_shift,
+        scheduler.config.max_shift,
+    )
+    scheduler.set_timesteps(4, mu=mu)
+    even = torch.tensor(sorted(float(sigma) for sigma in scheduler.sigmas[:-1]))
+    unshifted = even / (shift - (shift - 1) * even)
+    torch.testing.assert_close(unshifted, torch.linspace(float(unshifted[0]), 1.0, 4), atol=1e-3, rtol=0)
 
 
 def test_sizes_are_small_or_any() -> None:
