@@ -114,7 +114,8 @@ def test_the_file_is_another_one_when_the_rows_would_be(tmp_path: Path) -> None:
         name(cluster={"workers_per_node": 2, "memory_mb": 1024, "cpu_threads": 2}),
         name(cluster={"workers_per_node": 1, "memory_mb": 1024}),
     }
-    assert len(others - {name()}) == 6
+    assert len(others - {name()}) == 7
+    assert name({"defaults": {"guidance_scale": 4}}) == name({"defaults": {"guidance_scale": 5}}) == name()
     assert name().parent == tmp_path / "profiles"
     assert name(profiling={"folder": str(tmp_path / "own")}).parent == tmp_path / "own"
     in_group = name({"name": "lab/own"}, expected_load=[{**LOAD, "model": "lab/own"}])
