@@ -28,8 +28,8 @@ from tridentserve.requests import GenerationInputs, Shape
 from tridentserve.stages import Stage
 
 MODEL = "large-flux"
-MEMORY_MB = 64
-SIDE, STEPS = 128, 4
+MEMORY_MB = 96
+SIDE, STEPS = 128, 3
 WORKERS = {"divided": 2, "streamed": 1}
 
 
@@ -38,7 +38,7 @@ def folder(tiny_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """FLUX of many layers."""
     folder = tmp_path_factory.mktemp("large") / "flux"
     shutil.copytree(ensure_tiny("flux", tiny_cache), folder)
-    replace_model(diffusers.FluxTransformer2DModel, num_layers=2, num_single_layers=64, num_attention_heads=8)(folder)
+    replace_model(diffusers.FluxTransformer2DModel, num_layers=1, num_single_layers=24, num_attention_heads=16)(folder)
     assert stage_weights_bytes(folder)[Stage.DIFFUSE] > MEMORY_MB * MIB
     return folder
 
@@ -98,9 +98,8 @@ def expect(folder: Path, seed: int) -> np.ndarray[Any, Any]:
 
 
 def test_its_images_are_those_of_the_stock_pipeline(large: Service, folder: Path) -> None:
-    for seed in (1, 2):
-        image = decode_image(generate(large, seed)["data"][0]["b64_json"])
-        assert np.abs(image.astype(int) - expect(folder, seed)).max() <= 1
+    image = decode_image(generate(large, 1)["data"][0]["b64_json"])
+    assert np.abs(image.astype(int) - expect(folder, 1)).max() <= 1
 
 
 def test_requests_at_once_lose_nothing(large: Service, folder: Path) -> None:
@@ -111,9 +110,10 @@ def test_requests_at_once_lose_nothing(large: Service, folder: Path) -> None:
         assert np.abs(image.astype(int) - expect(folder, seed)).max() <= 1
 
 
+@pytest.mark.parametrize("large", ["divided"], indirect=True)
 def test_a_worker_that_is_killed_costs_a_retry(large: Service) -> None:
     """The others of its unit wait for it, and the request is run again from its last checkpoint or its beginning."""
-    steps = 30
+    steps = 24
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(
             http.post,

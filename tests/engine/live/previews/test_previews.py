@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -22,6 +23,7 @@ from tridentserve.engine.live.transport.parcel import Parcel
 from tridentserve.engine.live.weights.host_copies import HostCopies
 from tridentserve.engine.live.worker.denoising import StepControl
 from tridentserve.engine.live.worker.executor import StageExecutor
+from tridentserve.parallel import SequenceGroup
 from tridentserve.pipelines import PipelineAdapter
 from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
 from tridentserve.plans import DispatchPlan, PlanMember, Replica
@@ -37,8 +39,9 @@ class HeldStages:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def adapter(self, replica: Replica) -> PipelineAdapter:
-        return load_stage(self._folder, replica.stage)
+    @contextmanager
+    def use(self, replica: Replica, group: SequenceGroup | None) -> Iterator[PipelineAdapter]:
+        yield load_stage(self._folder, replica.stage)
 
 
 @pytest.fixture(scope="module")

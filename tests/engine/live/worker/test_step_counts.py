@@ -7,29 +7,19 @@ from typing import Any, cast
 
 import pytest
 
-from tests.pipelines.models import load_stage, make_inputs, model_folder
+from tests.engine.live.previews.test_previews import HeldStages
+from tests.pipelines.models import make_inputs, model_folder
 from tridentserve.engine.live.transport.parcel import Parcel
 from tridentserve.engine.live.worker.denoising import StepControl
 from tridentserve.engine.live.worker.executor import StageExecutor
 from tridentserve.errors import InvalidRequestError
-from tridentserve.pipelines import PipelineAdapter
-from tridentserve.plans import DispatchPlan, PlanMember, Replica
+from tridentserve.plans import DispatchPlan, PlanMember
 from tridentserve.stages import Stage
-
-
-class Held:
-    """Replicas of a folder's stages."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def adapter(self, replica: Replica) -> PipelineAdapter:
-        return load_stage(self._folder, replica.stage)
 
 
 def test_a_scheduler_that_makes_other_steps_is_refused(tmp_path: Path) -> None:
     folder = model_folder("sdxl-trailing", tmp_path)
-    executor = StageExecutor("w", cast(Any, Held(folder)), cast(Any, None))
+    executor = StageExecutor("w", cast(Any, HeldStages(folder)), cast(Any, None))
 
     def execute(steps: int) -> dict[str, Parcel]:
         plan = DispatchPlan(0, "m", (Stage.ENCODE, Stage.DIFFUSE), ("w",), (PlanMember("r", (0, steps)),))
