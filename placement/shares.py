@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from placement.units import list_block_sizes
 from profiler import CostModel
 from profiler.memory import compute_peak_bytes_by_degree
-from profiler.tables.links import LinkSpeeds
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import ProfileError
 from tridentserve.load import LoadShare
@@ -40,8 +40,7 @@ class AllowedShares:
 
 
 def choose_shares(
-    times: StageTimes,
-    links: LinkSpeeds,
+    times: CostModel,
     load: Sequence[LoadShare],
     workers: Sequence[WorkerSpec],
     handoff_reserve_bytes: int,
@@ -54,13 +53,13 @@ def choose_shares(
     can be, the way that takes fewer worker-seconds for the load is taken. `allowed` has the stages that may not be kept
     in all ways. A stage that fits in no way is left out: planning refuses it, with the numbers.
 
-    `times` has whole stages (`CostModel.share` takes what comes of this), and `links` are the links of its device.
+    `times` has whole stages (`CostModel.share` takes what comes of this).
     `ProfileError` for a model or size that is not profiled.
     """
     if not workers:
         return {}
-    chooser = _ShareChooser(times, links, min(worker.memory_bytes for worker in workers) - handoff_reserve_bytes)
-    sizes = list_block_sizes(workers)
+    usable_bytes = min(worker.memory_bytes for worker in workers) - handoff_reserve_bytes
+    chooser = _ShareChooser(times, usable_bytes, list_block_sizes(workers))
     loads: defaultdict[str, list[LoadShare]] = defaultdict(list)
     for kind in load:
         if kind.weight > 0:
@@ -69,7 +68,7 @@ def choose_shares(
     for model in sorted(loads):
         for stage in Stage:
             replica = Replica(model, stage)
-            share = chooser.choose(replica, loads[model], sizes, allowed.get(replica, AllowedShares()))
+            share = chooser.choose(replica, loads[model], allowed.get(replica, AllowedShares()))
             if not share.is_whole:
                 shares[replica] = share
     return shares
@@ -98,76 +97,54 @@ def describe_shares(times: CostModel) -> list[str]:
 class _ShareChooser:
     """Compares the ways to keep the weights of a stage."""
 
-    times: StageTimes
-    links: LinkSpeeds
+    times: CostModel
+    """Times of whole stages."""
     usable_bytes: int
     """Memory of a worker for weights and activations."""
+    sizes: Sequence[int]
+    """The degrees that nodes can form, which are the sizes of units too."""
 
-    def choose(
-        self,
-        replica: Replica,
-        load: Sequence[LoadShare],
-        sizes: Sequence[int],
-        allowed: AllowedShares,
-    ) -> WeightsShare:
-        """The share of one stage; `WHOLE` where it fits in no way. `sizes`: the degrees that nodes can form, which are
-        the sizes of units too."""
-        total_bytes = self.times.weights_bytes(replica.model, replica.stage)
-        known = allowed.layers.scale(total_bytes) if allowed.layers is not None else None
-        if allowed.whole and self._fits(replica, load, total_bytes, self._list_degrees(replica, sizes, 1)):
+    def choose(self, replica: Replica, load: Sequence[LoadShare], allowed: AllowedShares) -> WeightsShare:
+        """The share of one stage; `WHOLE` where it fits in no way."""
+        if allowed.whole and self._fits(self.times, replica, load):
             return WHOLE
         best, least_s = WHOLE, math.inf
-        ways = [WeightsShare(unit) for unit in sizes[1:] if allowed.divided]
-        if known is not None and allowed.streamed:
+        ways = [WeightsShare(unit) for unit in self.sizes[1:] if allowed.divided]
+        if allowed.layers is not None and allowed.streamed:
             ways.append(WeightsShare(streamed=True))
         for share in ways:
-            kept_bytes = -(-total_bytes // share.unit) if known is None else known.count_kept_bytes(share)
-            degrees = self._list_degrees(replica, sizes, share.unit)
-            if not self._fits(replica, load, kept_bytes, degrees) or 1 < best.unit < share.unit:
+            shared = self.times.share({replica: share}, {replica: allowed.layers} if allowed.layers else {})
+            if 1 < best.unit < share.unit or not self._fits(shared, replica, load):
                 continue
-            seconds = self._sum_worker_seconds(
-                replica, load, degrees, share, LayerSizes(0, (total_bytes,)) if known is None else known
-            )
+            seconds = self._sum_worker_seconds(shared, replica, load)
             if best.is_whole or seconds < least_s:
                 best, least_s = share, seconds
         return best
 
-    def _list_degrees(self, replica: Replica, sizes: Sequence[int], unit: int) -> list[int]:
+    def _list_degrees(self, times: CostModel, replica: Replica) -> list[int]:
         if replica.stage is not Stage.DIFFUSE:
-            return [1]
-        degrees = self.times.degrees(replica.model, replica.stage)
-        return [degree for degree in degrees if unit <= degree and degree in sizes]
+            return [times.unit(replica.model, replica.stage)]
+        return [degree for degree in times.degrees(replica.model, replica.stage) if degree in self.sizes]
 
-    def _fits(self, replica: Replica, load: Sequence[LoadShare], kept_bytes: int, degrees: Sequence[int]) -> bool:
-        """True when every size runs where workers keep so many bytes of the weights."""
-        model, stage = replica.model, replica.stage
+    def _fits(self, times: CostModel, replica: Replica, load: Sequence[LoadShare]) -> bool:
+        """True when every size runs where workers keep what these times say of the weights."""
+        kept_bytes, degrees = times.weights_bytes(replica.model, replica.stage), self._list_degrees(times, replica)
         return bool(degrees) and all(
-            kept_bytes + _find_least_peak_bytes(self.times, model, stage, kind.shape, degrees) <= self.usable_bytes
+            kept_bytes + _find_least_peak_bytes(self.times, replica.model, replica.stage, kind.shape, degrees)
+            <= self.usable_bytes
             for kind in load
         )
 
-    def _sum_worker_seconds(
-        self,
-        replica: Replica,
-        load: Sequence[LoadShare],
-        degrees: Sequence[int],
-        share: WeightsShare,
-        layers: LayerSizes,
-    ) -> float:
+    def _sum_worker_seconds(self, times: CostModel, replica: Replica, load: Sequence[LoadShare]) -> float:
         """Worker-seconds of the load's runs of a stage, each at the degree that takes fewest."""
-        is_diffuse = replica.stage is Stage.DIFFUSE
-        speed = self.links.host_bytes_per_s if share.streamed else self.links.intra_node_bytes_per_s
         total_s = 0.0
         for kind in load:
             costs = []
-            for degree in degrees:
-                try:
-                    seconds = self.times.seconds(replica.model, replica.stage, kind.shape, degree)
-                except ProfileError:  # wide degrees need not cover small sizes, nor narrow ones large sizes
-                    continue
-                workers = degree if is_diffuse else share.unit
-                costs.append(workers * max(seconds, layers.count_supplied_bytes(share, workers) / speed))
-            total_s += kind.weight * (kind.num_inference_steps if is_diffuse else 1) * min(costs)
+            for degree in self._list_degrees(times, replica):
+                # Wide degrees need not cover small sizes, nor narrow ones large sizes.
+                with suppress(ProfileError):
+                    costs.append(degree * times.seconds(replica.model, replica.stage, kind.shape, degree))
+            total_s += kind.weight * (kind.num_inference_steps if replica.stage is Stage.DIFFUSE else 1) * min(costs)
         return total_s
 
 

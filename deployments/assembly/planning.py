@@ -65,7 +65,7 @@ def share_stages(
     policy that has no units."""
     if not find_policy(options.policy).supports_units:
         return {}
-    return choose_shares(times, times.links, load, workers, options.worker.reserve_bytes)
+    return choose_shares(times, load, workers, options.worker.reserve_bytes)
 
 
 def assemble_service(

@@ -48,7 +48,7 @@ def share_service_stages(args: AppArgs, times: CostModel, workers: Sequence[Work
     _check_ways(args, {kind.model for kind in load if kind.weight > 0})
     reserve_bytes = options.worker.reserve_bytes
     workers = list_service_workers(args) if workers is None else workers
-    shares = choose_shares(times, times.links, load, workers, reserve_bytes, allowed)
+    shares = choose_shares(times, load, workers, reserve_bytes, allowed)
     _check_choice(args, shares)
     if not shares:
         return times

@@ -26,7 +26,7 @@ STREAMED = WeightsShare(streamed=True)
 def choose(workers: int, memory_mib: int, times: CostModel = TIMES, **allowed: object) -> WeightsShare:
     """The share of D."""
     ways = {D: AllowedShares(**{"layers": LAYERS, **allowed})}  # type: ignore[arg-type]
-    shares = choose_shares(times, times.links, LOAD, cluster([workers], memory_mib), RESERVE_BYTES, ways)
+    shares = choose_shares(times, LOAD, cluster([workers], memory_mib), RESERVE_BYTES, ways)
     return shares.get(D, WHOLE)
 
 

@@ -16,7 +16,7 @@ def choose_units(
     times: CostModel, load: Sequence[LoadShare], workers: Sequence[WorkerSpec], reserve_bytes: int
 ) -> dict[Replica, int]:
     """The sizes of the units that the load needs."""
-    shares = choose_shares(times, times.links, load, workers, reserve_bytes)
+    shares = choose_shares(times, load, workers, reserve_bytes)
     return {replica: share.unit for replica, share in shares.items()}
 
 

@@ -79,29 +79,23 @@ FAMILIES: dict[str, Family] = {
             own_fields=frozenset({"true_cfg_scale"}),
             components=_list_components("text_encoder", "tokenizer"),
         ),
-        Family(
-            name="qwen_image_edit",
-            pipeline_class="QwenImageEditPipeline",
-            size_multiple=16,
-            default_steps=50,
-            default_guidance_scale=4.0,
-            own_fields=frozenset({"true_cfg_scale"}),
-            components=_list_components("text_encoder", "processor", "vae"),
-            takes_image=True,
-            image_tokens=True,
-            image_pixels=1024 * 1024,
-        ),
-        Family(
-            name="qwen_image_edit_plus",
-            pipeline_class="QwenImageEditPlusPipeline",
-            size_multiple=16,
-            default_steps=50,
-            default_guidance_scale=4.0,
-            own_fields=frozenset({"true_cfg_scale"}),
-            components=_list_components("text_encoder", "processor", "vae"),
-            takes_image=True,
-            image_tokens=True,
-            image_pixels=1024 * 1024,
+        *(
+            Family(
+                name=name,
+                pipeline_class=pipeline_class,
+                size_multiple=16,
+                default_steps=50,
+                default_guidance_scale=4.0,
+                own_fields=frozenset({"true_cfg_scale"}),
+                components=_list_components("text_encoder", "processor", "vae"),
+                takes_image=True,
+                image_tokens=True,
+                image_pixels=1024 * 1024,
+            )
+            for name, pipeline_class in (
+                ("qwen_image_edit", "QwenImageEditPipeline"),
+                ("qwen_image_edit_plus", "QwenImageEditPlusPipeline"),
+            )
         ),
         Family(
             name="sdxl",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import diffusers
+from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import calculate_shift
 
 from lib.training.flow import SHIFT
 
@@ -18,8 +19,8 @@ _SMALL_TOKENS, _LARGE_TOKENS, _LARGE_SHIFT = 64, 256, 6.0
 
 def choose_shift(height: int, width: int) -> float:
     """The shift of the noise levels for latents of this size, as the scheduler of `make_scheduler` chooses it."""
-    slope = (_LARGE_SHIFT - SHIFT) / (_LARGE_TOKENS - _SMALL_TOKENS)
-    return SHIFT + slope * (height * width / 4 - _SMALL_TOKENS)
+    shift: float = calculate_shift(height * width / 4, _SMALL_TOKENS, _LARGE_TOKENS, SHIFT, _LARGE_SHIFT)
+    return shift
 
 
 def make_scheduler() -> Any:

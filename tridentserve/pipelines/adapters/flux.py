@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from diffusers.pipelines.flux.pipeline_flux import retrieve_timesteps
 
 from tridentserve.parallel import ulysses
 from tridentserve.pipelines.adapters.conditions import list_prompts, repeat_rows, split_rows
 from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
-from tridentserve.pipelines.adapters.timestep_shift import compute_shift_mu
+from tridentserve.pipelines.adapters.timestep_shift import compute_shift_mu, set_shifted_timesteps
 from tridentserve.pipelines.base import Tensors
 from tridentserve.requests import GenerationInputs, Shape
 
@@ -43,14 +42,9 @@ class FluxAdapter(DiffusersAdapter):
 
     def _set_timesteps(self, scheduler: Any, latents: torch.Tensor, num_inference_steps: int) -> None:
         sigmas = np.linspace(1.0, 1 / num_inference_steps, num_inference_steps)
-        retrieve_timesteps(
-            scheduler,
-            num_inference_steps,
-            self.device,
-            sigmas=None if scheduler.config.get("use_flow_sigmas") else sigmas,
-            mu=compute_shift_mu(scheduler.config, latents.shape[1], max_shift=1.15),
-        )
-        scheduler.set_begin_index(0)
+        own_sigmas = None if scheduler.config.get("use_flow_sigmas") else sigmas
+        mu = compute_shift_mu(scheduler.config, latents.shape[1], max_shift=1.15)
+        set_shifted_timesteps(scheduler, num_inference_steps, self.device, own_sigmas, mu)
 
     def _build_rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
         rows = {name: repeat_rows(tensors[name], num_outputs) for name in ("prompt_embeds", "pooled_prompt_embeds")}

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu, retrieve_timesteps
+from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
 
 from tridentserve.parallel import ulysses
 from tridentserve.pipelines.adapters.conditions import list_negative_prompts, list_prompts, repeat_rows, split_rows
 from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
+from tridentserve.pipelines.adapters.timestep_shift import set_shifted_timesteps
 from tridentserve.pipelines.base import Tensors
 from tridentserve.pipelines.block_cache import JoinedStream
 from tridentserve.requests import GenerationInputs, Shape
@@ -49,14 +50,9 @@ class Flux2KleinAdapter(DiffusersAdapter):
 
     def _set_timesteps(self, scheduler: Any, latents: torch.Tensor, num_inference_steps: int) -> None:
         sigmas = np.linspace(1.0, 1 / num_inference_steps, num_inference_steps)
-        retrieve_timesteps(
-            scheduler,
-            num_inference_steps,
-            self.device,
-            sigmas=None if scheduler.config.get("use_flow_sigmas") else sigmas,
-            mu=compute_empirical_mu(latents.shape[1], num_inference_steps),
-        )
-        scheduler.set_begin_index(0)
+        own_sigmas = None if scheduler.config.get("use_flow_sigmas") else sigmas
+        mu = compute_empirical_mu(latents.shape[1], num_inference_steps)
+        set_shifted_timesteps(scheduler, num_inference_steps, self.device, own_sigmas, mu)
 
     def _build_rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
         return {"prompt_embeds": repeat_rows(tensors["prompt_embeds"], num_outputs)}

@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from diffusers.pipelines.qwenimage.pipeline_qwenimage import retrieve_timesteps
 
 from tridentserve.parallel import ulysses
 from tridentserve.pipelines.adapters.conditions import join_texts, list_negative_prompts, list_prompts, repeat_texts
 from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
-from tridentserve.pipelines.adapters.timestep_shift import compute_shift_mu
+from tridentserve.pipelines.adapters.timestep_shift import compute_shift_mu, set_shifted_timesteps
 from tridentserve.pipelines.adapters.video_adapter import read_statistic
 from tridentserve.pipelines.base import Tensors
 from tridentserve.requests import GenerationInputs, Shape
@@ -62,8 +61,7 @@ class QwenImageAdapter(DiffusersAdapter):
     def _set_timesteps(self, scheduler: Any, latents: torch.Tensor, num_inference_steps: int) -> None:
         sigmas = np.linspace(1.0, 1 / num_inference_steps, num_inference_steps)
         mu = compute_shift_mu(scheduler.config, latents.shape[1], max_shift=1.15)
-        retrieve_timesteps(scheduler, num_inference_steps, self.device, sigmas=sigmas, mu=mu)
-        scheduler.set_begin_index(0)
+        set_shifted_timesteps(scheduler, num_inference_steps, self.device, sigmas, mu)
 
     def _build_rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
         # Padding that all rows of a pass have is cut off again.

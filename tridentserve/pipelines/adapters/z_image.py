@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 from diffusers.models.transformers.transformer_z_image import SEQ_MULTI_OF
-from diffusers.pipelines.z_image.pipeline_z_image import get_default_z_image_sigmas, retrieve_timesteps
+from diffusers.pipelines.z_image.pipeline_z_image import get_default_z_image_sigmas
 
 from tridentserve.errors import InvalidRequestError
 from tridentserve.parallel import ulysses
 from tridentserve.pipelines.adapters.conditions import join_texts, list_negative_prompts, list_prompts, repeat_texts
 from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
-from tridentserve.pipelines.adapters.timestep_shift import compute_shift_mu
+from tridentserve.pipelines.adapters.timestep_shift import compute_shift_mu, set_shifted_timesteps
 from tridentserve.pipelines.base import Tensors
 from tridentserve.pipelines.block_cache import JoinedStream
 from tridentserve.requests import GenerationInputs, Shape
@@ -67,8 +67,7 @@ class ZImageAdapter(DiffusersAdapter):
     def _set_timesteps(self, scheduler: Any, latents: torch.Tensor, num_inference_steps: int) -> None:
         mu = compute_shift_mu(scheduler.config, latents.shape[2] // 2 * (latents.shape[3] // 2), max_shift=1.15)
         sigmas = get_default_z_image_sigmas(num_inference_steps)
-        retrieve_timesteps(scheduler, num_inference_steps, self.device, sigmas=sigmas, mu=mu)
-        scheduler.set_begin_index(0)
+        set_shifted_timesteps(scheduler, num_inference_steps, self.device, sigmas, mu)
 
     def _build_rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
         return repeat_texts(tensors, num_outputs)
@@ -104,9 +103,6 @@ class ZImageAdapter(DiffusersAdapter):
 
     def _unpack(self, latents: torch.Tensor, shape: Shape) -> torch.Tensor:
         return latents
-
-    def _decode(self, latents: torch.Tensor) -> torch.Tensor:
-        return super()._decode(latents.to(self.pipe.vae.dtype))
 
     def _install_sequence_parallelism(self) -> None:
         transformer = self.pipe.transformer
