@@ -1,6 +1,7 @@
 """All checks, as `make test` and CI run them: lint, types, the tests that start Ray and the others, each with its time.
 
-The tests that start Ray mostly wait for its processes; the others compute. Side by side they take half as long.
+The tests that start Ray mostly wait for its processes; the others compute. Side by side they take half as long. Two
+lanes take the parts one after another, so that a part which begins last is a short one.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 WITH_RAY = ("tests/engine/live", "tests/e2e")
+# Tests that start services of their own, and so can run apart from the others at no cost. They come last.
+OWN_SERVICES = (("large", "tests/e2e/large_models"), ("starts", "tests/e2e/hub", "tests/e2e/starting"))
+_NUM_LANES = 2
 _COUNTS = re.compile(r"=* ?(\d+ \w+.*|no tests ran) in [\d.]+s")
 # Where pytest begins to say what failed, and how many lines of it are repeated at the end.
 _FAILURES = re.compile(r"=+ (FAILURES|ERRORS) =+")
@@ -50,15 +53,17 @@ class Outcome:
         return f"{self.label:8}{'passed' if self.passed else 'FAILED':8}{self.seconds:7.0f} s   {self.counts}".rstrip()
 
 
-def parts(everything: bool, seed: int | None) -> tuple[Part, list[list[Part]]]:
-    """The part that runs first, and the lanes that run side by side after it. `seed` gives the order of the tests."""
+def parts(everything: bool, seed: int | None) -> tuple[Part, list[Part]]:
+    """The part that runs first, and those that the lanes take after it. `seed` gives the order of the tests."""
     pytest = (sys.executable, "-m", "pytest", *(("-m", "") if everything else ()))
     if seed is not None:
         pytest += ("-p", "randomly", f"--randomly-seed={seed}")
     lint = Part("lint", (("ruff", "check", "."), ("ruff", "format", "--check", ".")))
-    types, ray = Part("types", (("mypy",),)), Part("ray", ((*pytest, *WITH_RAY),))
+    own = [Part(label, ((*pytest, *folders),)) for label, *folders in OWN_SERVICES]
+    apart = [f"--ignore={folder}" for _, *folders in OWN_SERVICES for folder in folders]
+    ray = Part("ray", ((*pytest, *WITH_RAY, *apart),))
     pure = Part("pure", ((*pytest, *(f"--ignore={folder}" for folder in WITH_RAY)),))
-    return lint, [[ray], [types, pure]]
+    return lint, [ray, pure, Part("types", (("mypy",),)), *own]
 
 
 async def run(part: Part) -> Outcome:
@@ -97,8 +102,12 @@ async def run(part: Part) -> Outcome:
     return Outcome(part.label, passed, counts, time.monotonic() - began_s, tuple(failures))
 
 
-async def run_lane(lane: Sequence[Part]) -> list[Outcome]:
-    return [await run(part) for part in lane]
+async def run_lane(due: deque[Part]) -> list[Outcome]:
+    """Runs the first of the parts that are due, until none is left."""
+    outcomes = []
+    while due:
+        outcomes.append(await run(due.popleft()))
+    return outcomes
 
 
 async def run_all(everything: bool, seed: int | None) -> bool:
@@ -110,10 +119,11 @@ async def run_all(everything: bool, seed: int | None) -> bool:
         if signal.getsignal(number) is not signal.SIG_IGN:
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     began_s = time.monotonic()
-    lint, lanes = parts(everything, seed)
+    lint, others = parts(everything, seed)
     outcomes = [await run(lint)]
     if outcomes[0].passed:
-        for found in await asyncio.gather(*(run_lane(lane) for lane in lanes)):
+        due = deque(others)
+        for found in await asyncio.gather(*(run_lane(due) for _ in range(_NUM_LANES))):
             outcomes += found
     passed = all(outcome.passed for outcome in outcomes)
     for line in (line for outcome in outcomes for line in ("", *outcome.failures) if outcome.failures):
