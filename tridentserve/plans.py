@@ -73,6 +73,10 @@ class DispatchPlan:
     """C runs on this number of workers, the leader first."""
     saves: CheckpointSteps | None = None
     """Checkpoints that the plan makes during D, against the loss of a worker; None: it makes none."""
+    takes_over: int | None = None
+    """A plan of the same workers which gives way to this one at its next step boundary. Its members that have steps
+    left then are members here too, with it as their `input_id`. Nobody knows that boundary before: the steps of the
+    members are an estimate, and those that have no steps left are not part of this plan (`correct_steps`)."""
 
     @property
     def leader(self) -> WorkerId:
@@ -105,6 +109,24 @@ class DispatchPlan:
     @property
     def request_ids(self) -> tuple[str, ...]:
         return tuple(member.request_id for member in self.members)
+
+    @property
+    def inherited(self) -> tuple[PlanMember, ...]:
+        """The members that come from the plan that this one takes over."""
+        if self.takes_over is None:
+            return ()
+        return tuple(member for member in self.members if member.input_id == self.takes_over)
+
+    def correct_steps(self, begun: Mapping[str, int], totals: Mapping[str, int]) -> DispatchPlan:
+        """The same plan where its members begin after the steps `begun`, by request id; those that are not named are
+        left out. `totals` are all the steps of each. They do as many together as the one with the fewest left."""
+        num_steps = min(totals[name] - done for name, done in begun.items())
+        members = tuple(
+            replace(member, steps=(begun[member.request_id], begun[member.request_id] + num_steps))
+            for member in self.members
+            if member.request_id in begun
+        )
+        return replace(self, members=members)
 
     @property
     def num_steps(self) -> int:

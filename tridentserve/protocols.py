@@ -152,6 +152,10 @@ class Assignment:
     apart: frozenset[Stage] = frozenset()
     """E and C that are plans of their own also where they run on the workers of D, since the memory of these has no
     room for all stages at once. Weights that are in the way leave it and come back."""
+    takes_over: bool = False
+    """The requests are all those of one running batch, and others that join it: they continue together on its workers,
+    in its order, from its next step boundary on, with no round trip in between. Ignored where the batch has no such
+    boundary any more, or is being stopped or taken over already; those that were to join it wait."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tridentserve.errors import ProfileError
 from tridentserve.plans import DispatchPlan, PlanMember, Replica
@@ -13,6 +13,7 @@ from tridentserve.scheduling.checkpoint_schedule import CheckpointSchedule
 from tridentserve.scheduling.estimation.expected_times import ExpectedTimes
 from tridentserve.scheduling.ledger import Ledger
 from tridentserve.scheduling.runs import Leg, Request, Run, merge_legs
+from tridentserve.scheduling.takeovers import Takeovers
 from tridentserve.scheduling.workers.worker_pool import WorkerPool
 from tridentserve.stages import Stage
 
@@ -36,9 +37,12 @@ class AssignmentRunner:
         self._encodes = encodes
         self._decodes = decodes
         self._checkpoints = checkpoints
+        self._takeovers = Takeovers(ledger)
 
     def start(self, assignment: Assignment, now_s: float) -> list[ev.Effect]:
-        """Begin a run of requests that wait."""
+        """Begin a run of requests that wait, or that join a running batch."""
+        if assignment.takes_over:
+            return self._take_over(assignment, now_s)
         requests = [self._ledger.requests[request_id] for request_id in assignment.request_ids]
         try:
             run, promises = self._build_run(assignment, requests, now_s)
@@ -49,6 +53,31 @@ class AssignmentRunner:
         for leg, seconds in promises:
             self._pool.promise(leg.workers, run.run_id, seconds)
         return self._run_next_leg(run, now_s, assignment.reason)
+
+    def _take_over(self, assignment: Assignment, now_s: float) -> list[ev.Effect]:
+        """Send a plan of a running batch and of those that join it behind the plan that it takes over."""
+        requests = [self._ledger.requests[request_id] for request_id in assignment.request_ids]
+        before = self._takeovers.find_run(assignment, requests)
+        if before is None or before.plan is None:
+            return []
+        inherited = {request.spec.request_id: before.view(request, now_s).steps_done + 1 for request in before.requests}
+        if any(request.spec.num_inference_steps <= inherited[request.spec.request_id] for request in before.requests):
+            return []
+        try:
+            run, promises = self._build_run(assignment, requests, now_s, inherited)
+        except ProfileError:
+            return []
+        leg = run.legs[0]
+        if Stage.DIFFUSE not in leg.stages or leg.workers != before.plan.workers:
+            return []
+        run.predecessor = before.plan
+        self._takeovers.begin(before, run)
+        self._pool.reserve(assignment.diffuse, run.run_id, run.diffuse_end_s)
+        for later, seconds in promises:
+            self._pool.promise(later.workers, run.run_id, seconds)
+        effects = self._send_leg([run], leg, now_s, assignment.reason)
+        run.expect_diffuse_end(run.diffuse_end_s + before.step_s)
+        return [ev.Yield(run.predecessor.plan_id, assignment.reason), *effects]
 
     def preempt(self, preemption: Preemption) -> list[ev.Effect]:
         """Let the run of a request yield. Ignored where nothing runs, or nothing is to be gained."""
@@ -69,6 +98,10 @@ class AssignmentRunner:
 
     def finish_plan(self, event: ev.StageFinished, now_s: float) -> list[ev.Effect]:
         """A plan has ended well."""
+        taken_over = self._takeovers.recall(event.plan_id)
+        return self._take_in_finish(event, now_s) + self._takeovers.close(taken_over)
+
+    def _take_in_finish(self, event: ev.StageFinished, now_s: float) -> list[ev.Effect]:
         ended = self._ledger.end_plan(event.plan_id, now_s)
         if ended is None:
             return []
@@ -78,8 +111,18 @@ class AssignmentRunner:
         ran = [span.stage for span in event.spans]
         return [effect for run in runs for effect in self._continue_run(plan, run, ran, num_steps, now_s)]
 
+    def end_stopped_plan(self, event: ev.PlanStopped, now_s: float) -> list[ev.Effect]:
+        """A plan has ended that nobody waits for."""
+        taken_over = self._takeovers.recall(event.plan_id)
+        self._ledger.end_plan(event.plan_id, now_s)
+        return self._takeovers.close(taken_over)
+
     def fail_plan(self, event: ev.PlanFailed, now_s: float) -> list[ev.Effect]:
         """A plan has ended badly."""
+        taken_over = self._takeovers.recall(event.plan_id)
+        return self._take_in_failure(event, now_s) + self._takeovers.close(taken_over)
+
+    def _take_in_failure(self, event: ev.PlanFailed, now_s: float) -> list[ev.Effect]:
         known = self._ledger.find_plan(event.plan_id)
         ended = self._ledger.end_plan(event.plan_id, now_s)
         if known is not None and known.group is not None:
@@ -101,12 +144,25 @@ class AssignmentRunner:
     # Plans are sent.
 
     def _build_run(
-        self, assignment: Assignment, requests: list[Request], now_s: float
+        self,
+        assignment: Assignment,
+        requests: list[Request],
+        now_s: float,
+        inherited: Mapping[str, int] | None = None,
     ) -> tuple[Run, list[tuple[Leg, float]]]:
-        """The run, and the seconds of its legs after D. Raises `ProfileError` where those of any leg are not known."""
-        left = min(request.steps_left for request in requests)
+        """The run, and the seconds of its legs after D. Raises `ProfileError` where those of any leg are not known.
+        `inherited`: see `Run.inherited`."""
+        inherited = inherited or {}
+        left_of = [
+            request.spec.num_inference_steps - inherited.get(request.spec.request_id, request.steps_done)
+            for request in requests
+        ]
+        left = min(left_of)
         num_steps = left if assignment.num_steps is None else min(assignment.num_steps, left)
-        finishing = sum(request.steps_left == num_steps for request in requests)
+        finishing = left_of.count(num_steps)
+        if inherited:  # some may have another number of steps left: C is a plan of its own
+            finishing = min(finishing, len(requests) - 1)
+        is_encoded = all(request.encoded or request.spec.request_id in inherited for request in requests)
         spec, batch = requests[0].spec, len(requests)
         step_s = self._times.step_s(spec, len(assignment.diffuse), batch)
         run = Run(
@@ -114,9 +170,10 @@ class AssignmentRunner:
             requests=requests,
             assignment=assignment,
             num_steps=num_steps,
-            legs=merge_legs(assignment, not all(request.encoded for request in requests), finishing),
+            legs=merge_legs(assignment, not is_encoded, finishing),
             step_s=step_s,
             diffuse_end_s=now_s + num_steps * step_s,
+            inherited=inherited,
         )
         self._times.leg_s(run.legs[0], run, batch)
         if Stage.DIFFUSE not in run.legs[0].stages:
@@ -170,6 +227,7 @@ class AssignmentRunner:
             group=self._pool.group_name(leg.workers) if len(leg.workers) > 1 else None,
             decode_degree=self._times.decode_degree(run.spec.model, leg),
             saves=self._checkpoints.choose_steps(run, leg.workers, leg.workers[0]) if diffuses else None,
+            takes_over=run.predecessor.plan_id if run.predecessor is not None else None,
         )
         self._ledger.begin_plan(plan, runs)
         self._encodes.note_sent(plan)
@@ -196,7 +254,7 @@ class AssignmentRunner:
             self._ledger.end_run(run)
             return effects
         if Stage.DIFFUSE in plan.stages:
-            self._end_diffuse(plan, run)
+            self._end_diffuse(plan, run, ran)
         elif run.yielding:
             self._return_to_queue(run, run.requests)
         if run.legs and run.requests:
@@ -205,10 +263,16 @@ class AssignmentRunner:
         self._ledger.end_run(run)
         return []
 
-    def _end_diffuse(self, plan: DispatchPlan, run: Run) -> None:
-        """D's workers are free. Members with steps left wait for another dispatch, the others continue with C."""
+    def _end_diffuse(self, plan: DispatchPlan, run: Run, ran: Sequence[Stage]) -> None:
+        """D's workers are free. Members with steps left wait for another dispatch, or are in the plan that takes over;
+        the others continue with C."""
         self._pool.free(run.assignment.diffuse, run.run_id)
-        self._return_to_queue(run, [request for request in run.requests if request.steps_left > 0])
+        left = [request for request in run.requests if request.steps_left > 0]
+        if self._takeovers.find_successor(run) is not None and Stage.DIFFUSE in ran:
+            for request in left:
+                run.hand_on(request)
+        else:
+            self._return_to_queue(run, left)
         if run.requests and not run.legs:
             run.add_decode(plan)
 

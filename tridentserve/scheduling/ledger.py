@@ -50,9 +50,7 @@ class Ledger:
         if (run := request.run) is not None:
             run.leave(request)
             if not run.requests:
-                self.end_run(run)
-                if run.plan is not None and not self._is_wanted(run.plan):
-                    effects.append(ev.Abort(request.spec.request_id, run.plan.plan_id, why))
+                effects += self.drop_run(run, why)
         return [*effects, self.reject(request, code, why)]
 
     def forget(self, request: Request) -> None:
@@ -66,18 +64,39 @@ class Ledger:
         """A run begins; its requests no longer wait."""
         self.runs[run.run_id] = run
         for request in run.requests:
-            del self.pending[request.spec.request_id]
+            self.pending.pop(request.spec.request_id, None)  # one whose batch others join does not wait
             request.join(run)
+
+    def resume_run(self, run: Run) -> None:
+        """A run that had ended has requests again."""
+        self.runs[run.run_id] = run
 
     def end_run(self, run: Run) -> None:
         self._pool.release(run.workers, run.run_id)
         self.runs.pop(run.run_id, None)
+
+    def drop_run(self, run: Run, why: str) -> list[ev.Effect]:
+        """A run has no requests any more: its plan is stopped if nobody else waits for it."""
+        self.end_run(run)
+        if run.plan is None or self._is_wanted(run.plan):
+            return []
+        return [ev.Abort(run.plan.members[0].request_id, run.plan.plan_id, why)]
 
     def begin_plan(self, plan: DispatchPlan, runs: Sequence[Run]) -> None:
         """A plan of one run, or E of several."""
         for run in runs:
             run.begin_plan(plan)
         self._plans[plan.plan_id] = (plan, tuple(runs))
+
+    def correct_plan(self, run: Run, plan: DispatchPlan) -> None:
+        """The plan of a run, which takes over another one, as it really is."""
+        run.begin_taken_over(plan)
+        self._plans[plan.plan_id] = (plan, (run,))
+
+    def find_lone_run(self, plan_id: int) -> Run | None:
+        """The run of a plan that has not been reported; None for E of several."""
+        _, runs = self._plans.get(plan_id, (None, ()))
+        return runs[0] if len(runs) == 1 else None
 
     def find_plan(self, plan_id: int) -> DispatchPlan | None:
         """A plan that has not been reported."""

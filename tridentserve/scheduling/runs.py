@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import overload
 
@@ -153,6 +153,14 @@ class Run:
     """The plan that its workers have now."""
     yielding: bool = False
     """It has been preempted: it stops at its next step boundary."""
+    given: tuple[Request, ...] = ()
+    """The members that it has given to `successor`."""
+    successor: Run | None = None
+    """The run whose plan takes over its own, until that has ended."""
+    predecessor: DispatchPlan | None = None
+    """The plan that its own plan takes over, until that has ended."""
+    inherited: Mapping[str, int] = field(default_factory=dict)
+    """Members that still run in that plan, and the denoising steps that they are expected to have done by its end."""
 
     @property
     def spec(self) -> RequestSpec:
@@ -173,7 +181,18 @@ class Run:
         self.legs.pop(0)
         num_steps = self.num_steps if Stage.DIFFUSE in leg.stages else None
         push_to = self.legs[0].workers[0] if self.legs else None
-        return [request.make_member(num_steps, push_to) for request in self.requests if request.takes_part(leg)]
+        return [
+            self._inherit_member(request, push_to) or request.make_member(num_steps, push_to)
+            for request in self.requests
+            if request.takes_part(leg)
+        ]
+
+    def _inherit_member(self, request: Request, push_to: WorkerId | None) -> PlanMember | None:
+        """The part of a request that comes from the plan that is taken over; None for others."""
+        name, before = request.spec.request_id, self.predecessor
+        if before is None or (done := self.inherited.get(name)) is None:
+            return None
+        return PlanMember(name, (done, done + self.num_steps), before.plan_id, before.leader, push_to=push_to)
 
     def begin_plan(self, plan: DispatchPlan) -> None:
         self.plan = plan
@@ -189,12 +208,42 @@ class Run:
 
     def preempt(self) -> bool:
         """Stop its plan at the next step boundary. False where there is nothing to stop, or nothing to gain."""
-        if self.plan is None or self.yielding or self.plan.stages == (Stage.DECODE,):
+        if self.plan is None or self.is_stopping or self.plan.stages == (Stage.DECODE,):
             return False
         self.yielding = True
         if Stage.DIFFUSE not in self.plan.stages:
             self.legs.clear()  # E ends as planned, what follows is decided anew
         return True
+
+    @property
+    def is_stopping(self) -> bool:
+        """True when it stops at its next step boundary, or has not begun and takes over at that of another."""
+        return self.yielding or self.predecessor is not None
+
+    def give_to(self, successor: Run) -> None:
+        """Its members belong to another run from now on, whose plan takes over its own."""
+        self.yielding, self.successor, self.given = True, successor, tuple(self.requests)
+        self.requests.clear()
+
+    def hand_on(self, request: Request) -> None:
+        """A member continues in the plan that takes over."""
+        assert self.successor is not None
+        self.requests.remove(request)
+        self.successor.requests.append(request)
+        request.join(self.successor)
+
+    def take_back(self, request: Request) -> None:
+        """A member that its successor does not continue with."""
+        if request.run is not None:
+            request.run.leave(request)
+        self.requests.append(request)
+        request.join(self)
+
+    def begin_taken_over(self, plan: DispatchPlan) -> None:
+        """The plan that its own takes over has ended, and `plan` is its own with the steps that it really does."""
+        left = plan.num_steps - self.num_steps
+        self.plan, self.num_steps, self.predecessor, self.inherited = plan, plan.num_steps, None, {}
+        self.diffuse_end_s += left * self.step_s
 
     def leave(self, request: Request) -> None:
         """A member is cancelled, has ended, or waits for another dispatch."""
@@ -213,15 +262,16 @@ class Run:
             stage = Stage.DIFFUSE if left > 0 or stages[-1] is Stage.DIFFUSE else Stage.DECODE
         done = self.num_steps - int(left + 0.999) if stage is not Stage.ENCODE else 0
         is_after = stage is Stage.DECODE and Stage.DIFFUSE not in stages
+        begun = self.inherited.get(request.spec.request_id, request.steps_done)
         return RunningRequest(
             spec=request.spec,
             arrival_s=request.arrival_s,
             deadline_s=request.deadline_s,
             stage=stage,
             diffuse=self.assignment.diffuse,
-            steps_done=request.steps_done if is_after else request.steps_done + done,
+            steps_done=request.steps_done if is_after else begun + done,
             expected_end_s=max(self.assignment.expected_finish_s, now_s),
-            yielding=self.yielding,
+            yielding=self.is_stopping,
             batch=len(self.requests),
         )
 

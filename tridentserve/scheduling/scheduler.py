@@ -16,6 +16,7 @@ from tridentserve.errors import ProfileError, TridentServeError
 from tridentserve.options import options
 from tridentserve.plans import PlacementPlan
 from tridentserve.protocols import (
+    Assignment,
     ClusterView,
     Dispatcher,
     Refusal,
@@ -181,8 +182,7 @@ class Scheduler:
                 self._ledger.save(event)
                 return []
             case ev.PlanStopped():
-                self._ledger.end_plan(event.plan_id, now_s)
-                return []
+                return self._runner.end_stopped_plan(event, now_s)
             case ev.PlanFailed():
                 return self._runner.fail_plan(event, now_s)
             case ev.WorkerJoined():
@@ -292,14 +292,16 @@ class Scheduler:
         effects += (effect for item in decisions.refusals for effect in self._refuse(item))
         effects += (effect for item in decisions.preemptions for effect in self._runner.preempt(item))
         for assignment in decisions.assignments:
-            if (fault := self._find_fault(assignment.request_ids)) is not None:
+            if (fault := self._find_fault(assignment)) is not None:
                 raise PolicyError(f"the dispatcher assigned {', '.join(assignment.request_ids)}: {fault}", effects)
             effects += self._runner.start(assignment, now_s)
         return effects
 
-    def _find_fault(self, names: Sequence[str]) -> str | None:
+    def _find_fault(self, assignment: Assignment) -> str | None:
         """The reason why requests cannot be assigned together; None where they can."""
-        absent = [name for name in names if name not in self._ledger.pending]
+        names, ledger = assignment.request_ids, self._ledger
+        able = ledger.requests if assignment.takes_over else ledger.pending
+        absent = [name for name in names if name not in able]
         if absent:
             return f"{', '.join(absent)} {'does' if len(absent) == 1 else 'do'} not wait"
         twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]

@@ -15,7 +15,7 @@ from dispatch.policies.greedy.placements import co_locate
 from dispatch.policies.policy import Policy, PolicyContext, register_policy
 from dispatch.policies.related.job_orders import JOB_ORDERS, JobOrder, compute_length
 from dispatch.policies.step_level.dispatcher import StepLevelDispatcher, StepTick
-from dispatch.policies.step_level.running_batches import RunningBatch, find_running_batches
+from dispatch.policies.step_level.running_batches import RunningBatch, find_running_batches, let_join
 from dispatch.policies.step_level.worker_picker import WorkerPicker
 from profiler.cost_model import LARGEST_BATCH
 from tridentserve.plans import WorkerId
@@ -58,7 +58,7 @@ class DitServe(StepLevelDispatcher):
     widest one.
 
     A request that waits starts on idle workers together with others of its kind; else it joins a running batch of its
-    kind, which stops at its next step boundary and starts again as one with it; else batches that come after it in the
+    kind at its next step boundary; else batches that come after it in the
     order are stopped for it, and nobody after it gets the workers of its ring meanwhile. So the batch changes at the
     boundaries where the paper's would, and others cost nothing. Where idle workers are too few for a ring and nothing
     can be stopped, one step is run on a narrower ring.
@@ -156,6 +156,9 @@ class _DitPool:
                     del queue[member.spec.request_id]
             else:  # the others of its kind wait with it: what it waits for is for them too
                 queue.clear()
+        joins = let_join((each.batch for each in self._victims), self._tick, self._index, "dit-serve")
+        self.assignments += joins.assignments
+        self.preemptions += joins.preemptions
 
     def _find_ring(self, request: PendingRequest) -> int:
         key = (self._tick.kinds[request.spec.request_id], request.encoded)
@@ -185,13 +188,12 @@ class _DitPool:
         return any(self._start(members, degree, 1) for degree in sorted(candidates, reverse=True) if degree < ring)
 
     def _join(self, members: Sequence[PendingRequest]) -> bool:
-        """Step-level batching (section 3.2): the first of them into a batch of its kind that has room."""
+        """Step-level batching (section 3.2): as many as there is room for into a batch of their kind."""
         spec = members[0].spec
         for batch in self._of_kind[self._tick.kinds[spec.request_id]]:
             limit = self._tick.find_batch_limit(spec, self._index, len(batch.workers))
             if batch.size < limit and batch.workers not in self._claimed:
-                batch.promised += 1
-                self.preemptions += batch.stop(f"dit-serve: {spec.request_id} joins")
+                batch.joining += members[: limit - batch.size]
                 return True
         return False
 
@@ -225,4 +227,4 @@ class _DitPool:
     def _may_stop(self, victim: _Victim, measure: float) -> bool:
         """True when a ring for a request of this measure may have the workers."""
         batch = victim.batch
-        return (victim.measure > measure or batch.stops) and not batch.promised and batch.workers not in self._claimed
+        return (victim.measure > measure or batch.stops) and not batch.joining and batch.workers not in self._claimed

@@ -14,7 +14,7 @@ from dispatch.policies.greedy.placements import co_locate
 from dispatch.policies.greedy.work import count_steps_left
 from dispatch.policies.policy import Policy, PolicyContext, register_policy
 from dispatch.policies.step_level.dispatcher import BatchCandidate, KindQueue, StepLevelDispatcher, StepTick
-from dispatch.policies.step_level.running_batches import RunningBatch, find_running_batches
+from dispatch.policies.step_level.running_batches import RunningBatch, find_running_batches, let_join
 from dispatch.policies.step_level.worker_picker import WorkerPicker
 from profiler.cost_model import LARGEST_BATCH
 from tridentserve.protocols import Assignment, ClusterView, Decisions, PendingRequest, Preemption, Refusal
@@ -35,8 +35,8 @@ class PatchedServe(StepLevelDispatcher):
     ordered by slack score, (deadline - time since arrival - predicted rest) / latency alone; while the least is
     relaxed, by how much their kind gains from batching. Each starts on idle workers, else joins the active batch of its
     kind if no member of that gets late because of it (the schedulability test). One that would be late even alone and
-    at once is refused. What has begun is neither refused nor displaced: a batch that a request joins stops at its next
-    step boundary and resumes on its workers, with the new member.
+    at once is refused. What has begun is neither refused nor displaced: a request joins a batch at its next step
+    boundary, on its workers.
 
     Left out: batches of mixed sizes by patches and the patch cache (sections 4 and 5), which change the result; batches
     here are of equal shape, and what this policy gains it gains by its order, its schedulability test and its refusals.
@@ -117,6 +117,10 @@ class _PatchedPool:
             queue = queues[self._tick.kinds[request.spec.request_id]]
             if request.spec.request_id in queue and not self._start(request, {}, queue):
                 self._join(request)
+        batches = (batch for batches in self._active.values() for batch in batches)
+        joins = let_join(batches, self._tick, self._index, "patchedserve")
+        self.assignments += joins.assignments
+        self.preemptions += joins.preemptions
 
     def _order(self, request: PendingRequest) -> tuple[bool, float, float, str]:
         """The urgent by slack score; then, in throughput mode, those whose kind gains most from a batch."""
@@ -165,8 +169,8 @@ class _PatchedPool:
         for batch in sorted(self._active[self._tick.kinds[request.spec.request_id]], key=lambda batch: batch.size):
             limit = self._tick.find_batch_limit(request.spec, self._index, len(batch.workers))
             if batch.size < limit and self._is_schedulable(batch, request):
-                batch.promised += 1
-                self.preemptions += batch.stop(f"patchedserve: {request.spec.request_id} joins")
+                batch.joining.append(request)
+                self.served.add(request.spec.request_id)
                 return
 
     def _is_schedulable(self, batch: RunningBatch, request: PendingRequest) -> bool:

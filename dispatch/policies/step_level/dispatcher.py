@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from dispatch.workers.memory_fit import MemoryCheck
 from dispatch.workers.pools import WorkerSnapshot, take_snapshot
 from tridentserve.errors import ProfileError
 from tridentserve.plans import WorkerId
-from tridentserve.protocols import Assignment, ClusterView, PendingRequest, StageTimes, WorkerView
+from tridentserve.protocols import Assignment, ClusterView, PendingRequest, RunningRequest, StageTimes, WorkerView
 from tridentserve.requests import BatchKey, RequestSpec, Shape
 from tridentserve.scheduling.estimation.plan_estimates import stage_seconds
 from tridentserve.stages import PlacementType, Stage
@@ -218,6 +219,25 @@ class StepTick:
             + count_steps_left(request) * candidate.step_s
             + candidate.decode.seconds
         )
+
+    def build_takeover(
+        self, running: Sequence[RunningRequest], joining: Sequence[PendingRequest], pool: int, reason: str
+    ) -> Assignment | None:
+        """A running batch together with those that join it, on its workers from its next step boundary on. None where
+        that is not the same plan: E goes to others, or the batch has hardly a step left."""
+        workers = running[0].diffuse
+        staying = [
+            PendingRequest(each.spec, each.arrival_s, each.deadline_s, each.steps_done, True, workers[0])
+            for each in running
+        ]
+        together = [*staying, *joining]
+        candidate = self.find_batch_candidates(together, pool).get(len(workers))
+        if candidate is None or min(map(count_steps_left, staying)) <= 1:
+            return None
+        encodes_elsewhere = candidate.encode.groups or Stage.ENCODE in candidate.apart
+        if encodes_elsewhere and not all(map(_is_encoded, joining)):
+            return None
+        return replace(self.build_assignment(together, candidate, workers, reason), takes_over=True)
 
     def build_assignment(
         self,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dispatch.policies.step_level.dispatcher import StepTick
 from dispatch.policies.step_level.worker_picker import WorkerPicker
 from tridentserve.plans import WorkerId
-from tridentserve.protocols import Preemption, RunningRequest
+from tridentserve.protocols import Decisions, PendingRequest, Preemption, RunningRequest
 from tridentserve.stages import Stage
 
 
@@ -22,8 +22,8 @@ class RunningBatch:
     """`StepTick.kinds` of the members."""
     stops: bool
     """True when it yields already, or is going to by this tick's decisions."""
-    promised: int = 0
-    """Number of waiting requests that join at its next step boundary."""
+    joining: list[PendingRequest] = field(default_factory=list)
+    """Waiting requests that join at its next step boundary."""
 
     @property
     def workers(self) -> tuple[WorkerId, ...]:
@@ -32,7 +32,7 @@ class RunningBatch:
     @property
     def size(self) -> int:
         """The number of members, with those that are to join."""
-        return len(self.members) + self.promised
+        return len(self.members) + len(self.joining)
 
     def stop(self, why: str) -> list[Preemption]:
         """The preemption that stops the batch at its next step boundary; empty where it stops anyway."""
@@ -52,3 +52,21 @@ def find_running_batches(tick: StepTick, running: Iterable[RunningRequest], pick
         RunningBatch(tuple(members), tick.kinds[members[0].spec.request_id], any(member.yielding for member in members))
         for members in together.values()
     ]
+
+
+def let_join(batches: Iterable[RunningBatch], tick: StepTick, pool: int, policy: str) -> Decisions:
+    """Those that are to join a batch continue with its members in a plan that takes over. Where E of them goes
+    elsewhere, or the members are nearly done, the batch stops instead, and all wait for the tick after that; nothing is
+    to be done where it stops anyway."""
+    takeovers, preemptions = [], list[Preemption]()
+    for batch in batches:
+        if not batch.joining or batch.stops:
+            continue
+        names = ", ".join(request.spec.request_id for request in batch.joining)
+        why = f"{policy}: {names} {'joins' if len(batch.joining) == 1 else 'join'}"
+        takeover = tick.build_takeover(batch.members, batch.joining, pool, why)
+        if takeover is None:
+            preemptions += batch.stop(why)
+        else:
+            takeovers.append(takeover)
+    return Decisions(takeovers, preemptions)

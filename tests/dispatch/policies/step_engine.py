@@ -71,17 +71,22 @@ def check(view: ClusterView, decisions: Decisions) -> None:
     """Check the properties that an engine requires of decisions."""
     pending = {request.spec.request_id: request for request in view.pending}
     workers = {worker.worker_id: worker for worker in view.workers}
-    named = [name for each in decisions.assignments for name in each.request_ids]
+    starts = [each for each in decisions.assignments if not each.takes_over]
+    for each in decisions.assignments:
+        if each.takes_over:
+            check_takeover(view, each)
+    running_ids = {each.spec.request_id for each in view.running}
+    named = [name for each in decisions.assignments for name in each.request_ids if name not in running_ids]
     named += [refusal.request_id for refusal in decisions.refusals]
     assert len(named) == len(set(named))
     assert set(named) <= pending.keys()
     stopped = [preemption.request_id for preemption in decisions.preemptions]
     assert len(stopped) == len(set(stopped))
     assert set(stopped) <= {each.spec.request_id for each in view.running if not each.yielding}
-    used = [worker_id for each in decisions.assignments for worker_id in each.diffuse]
+    used = [worker_id for each in starts for worker_id in each.diffuse]
     assert len(used) == len(set(used))
     assert all(workers[worker_id].idle for worker_id in used)
-    for each in decisions.assignments:
+    for each in starts:
         members = [pending[name] for name in each.request_ids]
         assert len({(member.spec.model, member.spec.shape, member.spec.batch_key) for member in members}) == 1
         assert len({workers[worker_id].node_id for worker_id in each.diffuse}) == 1
@@ -97,6 +102,23 @@ def check(view: ClusterView, decisions: Decisions) -> None:
         assert each.reason
 
 
+def check_takeover(view: ClusterView, assignment: Assignment) -> None:
+    """Check that an assignment is of one whole running batch and of some that wait."""
+    active = {each.spec.request_id: each for each in view.running}
+    staying = [active[name] for name in assignment.request_ids if name in active]
+    joining = [each for each in view.pending if each.spec.request_id in assignment.request_ids]
+    assert len(staying) + len(joining) == len(assignment.request_ids)
+    assert joining
+    assert {each.spec.request_id for each in staying} == {
+        each.spec.request_id for each in view.running if each.diffuse == assignment.diffuse
+    }
+    assert not any(each.yielding for each in staying)
+    specs = [*(each.spec for each in staying), *(each.spec for each in joining)]
+    assert len({(spec.model, spec.shape, spec.batch_key) for spec in specs}) == 1
+    assert assignment.encode in ((), assignment.diffuse)
+    assert assignment.num_steps is None
+
+
 @dataclass(slots=True)
 class _Run:
     """D of a batch, or C of one request (`steps` 0)."""
@@ -107,6 +129,8 @@ class _Run:
     step_s: float
     steps: int
     yielding: bool = False
+    joining: list[PendingRequest] = field(default_factory=list)
+    """They continue with the members from the end on."""
 
     @property
     def end_s(self) -> float:
@@ -149,6 +173,7 @@ class StepEngine:
 
     def _end(self, run: _Run, now_s: float) -> None:
         self.runs.remove(run)
+        together = list(run.joining)
         for member in run.members:
             left = member.spec.num_inference_steps - member.steps_done - run.steps
             if run.step_s == 0:
@@ -157,9 +182,23 @@ class StepEngine:
                 decode_s = TIMES.seconds("one", Stage.DECODE, member.spec.shape)
                 self.runs.append(_Run([member], run.workers[:1], now_s + decode_s, 0.0, 0))
             else:
-                self.pending[member.spec.request_id] = replace(
+                stopped = replace(
                     member, steps_done=member.steps_done + run.steps, encoded=True, held_by=run.workers[0]
                 )
+                if run.joining:
+                    together.append(stopped)
+                else:
+                    self.pending[member.spec.request_id] = stopped
+        if together:
+            self._begin(together, run.workers, now_s)
+
+    def _begin(
+        self, members: list[PendingRequest], workers: tuple[WorkerId, ...], now_s: float, num_steps: int | None = None
+    ) -> None:
+        fewest = min(member.spec.num_inference_steps - member.steps_done for member in members)
+        step_s = TIMES.seconds("one", Stage.DIFFUSE, members[0].spec.shape, len(workers), len(members))
+        start_s = now_s + (0.0 if all(member.encoded for member in members) else 0.02)
+        self.runs.append(_Run(members, workers, start_s, step_s, num_steps or fewest))
 
     def view(self, now_s: float) -> ClusterView:
         busy = {worker_id: run.end_s for run in self.runs for worker_id in run.workers}
@@ -197,8 +236,10 @@ class StepEngine:
             )
         for each in decisions.assignments:
             self.log.append((now_s, each))
-            members = [self.pending.pop(name) for name in each.request_ids]
-            fewest = min(member.spec.num_inference_steps - member.steps_done for member in members)
-            step_s = TIMES.seconds("one", Stage.DIFFUSE, members[0].spec.shape, len(each.diffuse), len(members))
-            start_s = now_s + (0.02 if each.encode else 0.0)
-            self.runs.append(_Run(members, each.diffuse, start_s, step_s, each.num_steps or fewest))
+            members = [self.pending.pop(name) for name in each.request_ids if name in self.pending]
+            if each.takes_over:
+                run = next(run for run in self.runs if run.step_s and run.workers == each.diffuse)
+                run.stop(now_s)
+                run.joining = members
+            else:
+                self._begin(members, each.diffuse, now_s, each.num_steps)

@@ -353,6 +353,53 @@ async def test_a_batch_of_requests_at_different_steps(plans: Plans, model: str, 
         await forget(plans, name)
 
 
+@pytest.mark.parametrize("workers", ["w0", "w0 w1"])
+async def test_a_request_joins_a_batch_without_a_round_trip(plans: Plans, workers: str) -> None:
+    """The plan of both is sent behind the one that it takes over; both have the images they would have alone."""
+    old, new = f"old-{workers}", f"new-{workers}"
+    contents = {
+        old: GenerationInputs("a boat", Shape(128, 128), LONG, 5.0, seed=1),
+        new: GenerationInputs("a cow", Shape(128, 128), 3, 5.0, seed=2),
+    }
+    alone = {}
+    for name, inputs in contents.items():
+        steps = (0, inputs.num_inference_steps)
+        _, alone[name], _ = await plans.run(plans.plan((E, D, C), "w3", request_id=name, steps=steps), inputs)
+        await forget(plans, name)
+    stages = (E, D) if " " in workers else (E, D, C)
+    first = plans.plan(stages, workers, request_id=old, steps=(0, LONG))
+    running = asyncio.create_task(plans.run(first, contents))
+    await until(lambda: plans.steps_told[first.plan_id] > 1)
+    guess = 7  # nobody knows the step at which the first plan pauses
+    members = (PlanMember(old, (guess, guess + 3), first.plan_id, "w0"), PlanMember(new, (0, 3)))
+    both = replace(plans.plan((E, D), workers), members=members, takes_over=first.plan_id)
+    plans.fleet.get_handle("w0").pause_plan(first.plan_id)
+    together, _, _ = await plans.run(both, contents)
+    report, _, _ = await running
+    paused = report.paused_after
+    assert paused is not None
+    assert together.taken_steps == {old: (paused, paused + 3), new: (0, 3)}
+    assert [(span.stage, span.steps) for span in together.spans] == [(E, None), (D, 3)]
+    rest = plans.plan((D,), workers, request_id=old, steps=(paused + 3, LONG), input_id=both.plan_id, source="w0")
+    await plans.run(rest, contents)
+    for name, plan in ((new, both), (old, rest)):
+        decode = plans.plan((C,), "w0", request_id=name, input_id=plan.plan_id, source="w0")
+        _, (image,), _ = await plans.run(decode, contents)
+        assert np.abs(pixels(image).astype(int) - pixels(alone[name][0]).astype(int)).max() <= 1
+        await forget(plans, name)
+
+
+async def test_a_plan_that_has_ended_leaves_nothing_to_take_over(plans: Plans, stock: dict[str, Any]) -> None:
+    first = plans.plan((E, D, C), "w0", request_id="old")
+    members = (PlanMember("old", (1, 4), first.plan_id, "w0"), PlanMember("new", (0, INPUTS.num_inference_steps)))
+    both = replace(plans.plan((E, D), "w0"), members=members, takes_over=first.plan_id)
+    (_, images, _), (report, _, _) = await asyncio.gather(plans.run(first), plans.run(both))
+    assert np.array_equal(pixels(images[0]), stock["sd3"])
+    assert report.taken_steps == {"new": (0, INPUTS.num_inference_steps)}
+    for name in ("old", "new"):
+        await forget(plans, name)
+
+
 async def test_who_has_left_a_batch_holds_up_nobody(plans: Plans, stock: dict[str, Any]) -> None:
     encode = {name: plans.plan((E,), "w0", request_id=name) for name in ("stays", "left")}
     for plan in encode.values():

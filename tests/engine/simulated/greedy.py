@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tridentserve.cluster import WorkerSpec
 from tridentserve.load import LoadShare
@@ -15,6 +15,7 @@ from tridentserve.protocols import (
     Decisions,
     PendingRequest,
     Preemption,
+    RunningRequest,
     StageReport,
     WorkerView,
 )
@@ -26,12 +27,14 @@ from tridentserve.testing import MODEL
 @dataclass(frozen=True, slots=True)
 class Greedy:
     """By deadline. `degree` at most; `batch` requests together; `segment` steps of D at a time (None: all). With
-    `preempts`, the running request with the latest deadline yields to one that waits and is due earlier."""
+    `preempts`, the running request with the latest deadline yields to one that waits and is due earlier. With `joins`,
+    what finds no idle workers joins a running batch of its kind, beyond `batch`."""
 
     degree: int = 2
     batch: int = 1
     segment: int | None = None
     preempts: bool = False
+    joins: bool = False
 
     def can_ever_run(self, spec: RequestSpec, workers: Sequence[WorkerView]) -> str | None:
         return None if any(_holds(worker, Stage.DIFFUSE) for worker in workers) else "no worker holds D"
@@ -50,7 +53,28 @@ class Greedy:
             waiting = [request for request in waiting if request not in members]
             for worker_id in diffuse:
                 del idle[worker_id]
-        return Decisions(assignments, _preemptions(view, waiting) if self.preempts and waiting else ())
+        takeovers = self._join(view, waiting) if self.joins else []
+        preemptions = _preemptions(view, waiting) if self.preempts and waiting and not takeovers else ()
+        return Decisions([*assignments, *takeovers], preemptions)
+
+    def _join(self, view: ClusterView, waiting: list[PendingRequest]) -> list[Assignment]:
+        """Each batch is joined by the first of its kind that waits."""
+        batches: dict[tuple[WorkerId, ...], list[RunningRequest]] = {}
+        for running in view.running:
+            batches.setdefault(running.diffuse, []).append(running)
+        workers = {worker.worker_id: worker for worker in view.workers}
+        takeovers = []
+        for diffuse, members in batches.items():
+            kind = members[0].spec.shape, members[0].spec.batch_key
+            joining = [one for one in waiting if (one.spec.shape, one.spec.batch_key) == kind][:1]
+            leader = workers.get(diffuse[0])
+            if any(member.yielding for member in members) or not joining or leader is None:
+                continue
+            waiting.remove(joining[0])
+            made = self._assignment(view, joining, leader, diffuse)
+            names = (*(member.spec.request_id for member in members), *made.request_ids)
+            takeovers.append(replace(made, request_ids=names, num_steps=None, takes_over=True))
+        return takeovers
 
     def _assignment(
         self, view: ClusterView, members: list[PendingRequest], leader: WorkerView, diffuse: tuple[WorkerId, ...]

@@ -31,6 +31,7 @@ policies = st.builds(
     batch=st.integers(1, 3),
     segment=st.none() | st.integers(1, 3),
     preempts=st.booleans(),
+    joins=st.booleans(),
 )
 scenarios = st.builds(
     Scenario,
@@ -94,7 +95,8 @@ def test_nothing_is_lost_or_done_twice(scenario: Scenario) -> None:
     assert scenario.left_in_buffers == 0
     assert len(result.requests) == scenario.num_requests
     assert set(result.outcomes) <= {"finished", "out_of_memory", "worker_failed", "invalid_request"}
-    if not scenario.num_failures and (scenario.policy.batch == 1 or not result.counts.out_of_memory):
+    shares = scenario.policy.batch > 1 or scenario.policy.joins
+    if not scenario.num_failures and not (shares and result.counts.out_of_memory):
         assert result.counts.retries == 0, "only a batch that had no room is taken apart"
     check_what_the_scheduler_heard(scenario, watched.events)
 

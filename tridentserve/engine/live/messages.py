@@ -172,6 +172,9 @@ class PlanReport:
     """Size of that buffer."""
     paused_after: int | None = None
     """The plan was paused after this number of its denoising steps; None when it was not."""
+    taken_steps: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Of a plan that takes over another one: the half-open range of denoising steps that it did of each member that it
+    had. All ranges are as long."""
     error: str = ""
     retry: bool = True
     """See `PlanFailed`."""

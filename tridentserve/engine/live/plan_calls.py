@@ -61,6 +61,8 @@ class PeakEstimator:
 
 def list_last_steps(plan: DispatchPlan, report: PlanReport) -> list[tuple[str, int]]:
     """The step after which the plan ended, of each member, in the form of a `ProgressNote`."""
+    if report.taken_steps:
+        return [(request_id, end) for request_id, (begin, end) in report.taken_steps.items() if end > begin]
     ended_with_d = plan.stages[-1] is Stage.DIFFUSE or report.paused_after is not None
     num_steps = plan.num_steps if report.paused_after is None else report.paused_after
     if report.outcome != "finished" or not ended_with_d or not num_steps:
@@ -94,4 +96,10 @@ def build_plan_event(plan: DispatchPlan, reports: Sequence[PlanReport], offset_s
     if leader.outcome == "stopped":
         return ev.PlanStopped(plan.plan_id)
     spans = tuple(span.shift(-offset_s) for span in leader.spans)
-    return ev.StageFinished(plan.plan_id, spans, leader.paused_after)
+    return ev.StageFinished(plan.plan_id, spans, _count_steps(leader))
+
+
+def _count_steps(report: PlanReport) -> int | None:
+    """The denoising steps that a plan did of each member; None where they are those of the plan."""
+    ranges = iter(report.taken_steps.values())
+    return next((end - begin for begin, end in ranges), report.paused_after)

@@ -199,7 +199,11 @@ class PlanDriver:
         if isinstance(event, ev.StageFinished):
             for member in plan.members:
                 # The plan's inputs are of no use any more; a request of many segments would fill its workers.
-                if member.input_id is not None and (request := given.requests.get(member.request_id)) is not None:
+                if member.input_id is None or (
+                    member in plan.inherited and member.request_id not in reports[0].taken_steps
+                ):
+                    continue  # or it was not part of this plan
+                if (request := given.requests.get(member.request_id)) is not None:
                     self.forget_request(request, member.input_id, with_checkpoints=False)
 
     def _handle_note(self, given: _GivenPlan, worker_id: WorkerId, note: PlanNote) -> None:

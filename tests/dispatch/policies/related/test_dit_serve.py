@@ -68,13 +68,15 @@ def test_who_came_first_is_stopped_for_nobody_where_the_order_is_that_of_arrival
 
 def test_a_request_joins_a_running_batch_at_its_next_step_boundary() -> None:
     view = ClusterView(0.0, [request("new", SMALL)], [running(request("old", SMALL), "n0-w0")], ONE_BUSY)
-    (preemption,) = POLICY.decide(view).preemptions
-    assert preemption.request_id == "old"
-    assert "new joins" in preemption.reason
+    (assignment,) = POLICY.decide(view).assignments
+    assert assignment.takes_over
+    assert (assignment.request_ids, assignment.diffuse) == (("old", "new"), ("n0-w0",))
+    assert "new joins" in assignment.reason
     engine = StepEngine(DitServe(TIMES, BATCHES, SRPTF), workers(1, "EDC"))
     engine.play([request("old", SMALL, steps=20), request("new", SMALL, steps=5, arrival_s=0.03)])
     batches = [set(each.request_ids) for _, each in engine.log]
     assert batches == [{"old"}, {"old", "new"}, {"old"}]
+    assert not engine.preempted
     assert engine.finish_s["new"] < engine.finish_s["old"]
 
 

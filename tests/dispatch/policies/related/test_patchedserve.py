@@ -44,10 +44,13 @@ def test_the_urgent_go_by_slack_and_the_relaxed_by_what_a_batch_gains() -> None:
 def test_a_request_joins_unless_somebody_in_the_batch_gets_late(slack_s: float, joins: bool) -> None:
     old = request("old", SMALL, alone_s(SMALL) - 0.02 + slack_s)
     decisions = POLICY.decide(ClusterView(0.0, [request("new", SMALL)], [running(old, "n0-w0")], ONE_BUSY))
-    assert [each.request_id for each in decisions.preemptions] == (["old"] if joins else [])
+    assert [each.request_ids for each in decisions.assignments if each.takes_over] == (
+        [("old", "new")] if joins else []
+    )
+    assert not decisions.preemptions
 
 
-def test_a_joined_batch_resumes_where_it_was() -> None:
+def test_a_joined_batch_stays_where_it_was() -> None:
     engine = StepEngine(PatchedServe(TIMES, BATCHES), workers(2, "EDC"))
     requests = [request("a", SMALL, steps=40), request("b", LARGE), request("c", SMALL, steps=30, arrival_s=0.04)]
     engine.play(requests)

@@ -88,6 +88,7 @@ class Denoising:
         self._control = control
         self._is_leader = group is None or group.rank == 0
         self._states: dict[str, DenoisingState] = {}
+        self._begun: dict[str, int] = {}  # the steps of each state that earlier plans have done
         self._previews = DuePreviews({}, time.monotonic)
         self.stopped = False
         """The plan was stopped on purpose, and has no outputs."""
@@ -102,6 +103,21 @@ class Denoising:
             self._previews = DuePreviews(inputs, time.monotonic)
         if self._group is not None:
             self._states = _broadcast_states(self._states, self._group, self._is_leader)
+        self._begun = {name: state.step for name, state in self._states.items()}
+        if self._plan.takes_over is not None and self._states:
+            totals = {name: state.num_steps for name, state in self._states.items()}
+            self._plan = self._plan.correct_steps(self._begun, totals)
+
+    @property
+    def num_steps(self) -> int:
+        """Denoising steps that each member does, unless the plan is stopped or paused before."""
+        return self._plan.num_steps if self._states or self._plan.takes_over is None else 0
+
+    def list_taken_steps(self) -> dict[str, tuple[int, int]]:
+        """See `PlanReport.taken_steps`."""
+        if self._plan.takes_over is None:
+            return {}
+        return {name: (self._begun[name], state.step) for name, state in self._states.items()}
 
     def run_steps(self, before: Sequence[StageSpan]) -> None:
         """Do the plan's denoising steps for all members, up to a stop or a pause. `before`: the spans of the plan's
@@ -111,7 +127,7 @@ class Denoising:
             batches[self._adapter.batch_key(state)].append(request_id)
         began_s = time.time()
         with sequence_parallel(self._group):
-            for done in range(self._plan.num_steps):
+            for done in range(self.num_steps):
                 command = self._control.command if self._group is None else self._group.agree(self._control.command)
                 if command == StepCommand.STOP:
                     self.stopped = True
@@ -194,8 +210,9 @@ class Denoising:
                 continue
             parcel = _require_parcel(given.get(member.request_id), plan, member.request_id)
             content = inputs[member.request_id]
-            state = _unpack_state(parcel) if _is_state(parcel) else adapter.prepare(parcel.tensors, content)
-            if member.steps is None or state.step != member.steps[0]:
+            state = _unpack_state(parcel) if is_state(parcel) else adapter.prepare(parcel.tensors, content)
+            is_estimate = plan.takes_over is not None and member.input_id == plan.takes_over
+            if member.steps is None or (state.step != member.steps[0] and not is_estimate):
                 raise HandoffError(f"plan {plan.plan_id} starts at step {member.steps}, its state is at {state.step}")
             if state.num_steps != content.num_inference_steps:
                 # Plans do the steps asked for: the outputs would be made of latents that are not done.
@@ -222,8 +239,8 @@ def _pack_state(state: DenoisingState) -> Parcel:
     return Parcel(state.tensors, {"step": state.step, "num_steps": state.num_steps, "values": state.values})
 
 
-def _is_state(parcel: Parcel) -> bool:
-    """A denoising state, not a condition."""
+def is_state(parcel: Parcel) -> bool:
+    """True of a denoising state with steps left, which is neither a condition nor final latents."""
     return "step" in parcel.values
 
 

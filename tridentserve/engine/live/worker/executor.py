@@ -49,6 +49,8 @@ class Execution:
     """C was done in tiles."""
     skipped_steps: dict[str, float] = field(default_factory=dict)
     """See `PlanReport.skipped_steps`."""
+    taken_steps: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """See `PlanReport.taken_steps`."""
 
 
 class StageExecutor:
@@ -161,10 +163,11 @@ def _run_diffuse(
 ) -> None:
     denoising.share_states(inputs, execution.outputs)
     # The span begins here: the cost model learns seconds per step from it, without the wait for other workers.
-    with _time_stage(Stage.DIFFUSE, plan, execution):
+    with _time_stage(Stage.DIFFUSE, plan, execution, denoising.num_steps):
         denoising.run_steps(execution.spans)
         execution.stopped, execution.paused_after = denoising.stopped, denoising.paused_after
     execution.outputs, execution.skipped_steps = denoising.collect_outputs(), denoising.count_skipped_steps()
+    execution.taken_steps = denoising.list_taken_steps()
 
 
 def _run_decode(
@@ -182,12 +185,12 @@ def _run_decode(
 
 
 @contextmanager
-def _time_stage(stage: Stage, plan: DispatchPlan, execution: Execution) -> Iterator[None]:
-    """Add the span of a stage. Its length comes from a clock that is never set back."""
+def _time_stage(stage: Stage, plan: DispatchPlan, execution: Execution, num_steps: int | None = None) -> Iterator[None]:
+    """Add the span of a stage, of D with the steps that it does unless it is paused. Its length comes from a clock that
+    is never set back."""
     start_s, began_s = time.time(), time.perf_counter()
     yield
     end_s = start_s + time.perf_counter() - began_s
-    steps = plan.num_steps if execution.paused_after is None else execution.paused_after
-    execution.spans.append(
-        StageSpan(stage, start_s, end_s, plan.workers_of(stage), steps if stage is Stage.DIFFUSE else None)
-    )
+    if num_steps is not None and execution.paused_after is not None:
+        num_steps = execution.paused_after
+    execution.spans.append(StageSpan(stage, start_s, end_s, plan.workers_of(stage), num_steps))

@@ -19,7 +19,7 @@ from tridentserve.engine.live.transport.parcel import Parcel
 from tridentserve.engine.live.weights.host_copies import HostCopies
 from tridentserve.engine.live.weights.replica_store import ReplicaStore, list_needed_replicas
 from tridentserve.engine.live.worker.checkpoint_writer import CheckpointWriter
-from tridentserve.engine.live.worker.denoising import StepControl
+from tridentserve.engine.live.worker.denoising import StepControl, is_state
 from tridentserve.engine.live.worker.device_thread import DeviceThread
 from tridentserve.engine.live.worker.executor import Execution, StageExecutor
 from tridentserve.engine.live.worker.memory_peak import MemoryPeak
@@ -85,7 +85,7 @@ class PlanRunner:
         self._metrics = metrics
         self._running: dict[int, RunningPlan] = {}  # given to this worker and not ended
         self._kept: dict[int, list[EncodedOutput]] = {}  # outputs that nobody has collected yet, by plan
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # by plan
 
     def start_plan(
         self,
@@ -126,11 +126,13 @@ class PlanRunner:
             await self._painter.finish(plan.model, painting)
             teller.close()
             writer.drop_waiting()
+            if before is not None:
+                await asyncio.wait([before])  # the plan that is taken over is reported first
             report(outcome)
 
-        task = loop.create_task(run())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        before = self._tasks.get(plan.takes_over) if plan.takes_over is not None else None
+        task = self._tasks[plan.plan_id] = loop.create_task(run())
+        task.add_done_callback(lambda ended: self._tasks.pop(plan.plan_id))
 
     def find_control(self, plan_id: int) -> StepControl | None:
         """The control of a plan; None when it has ended."""
@@ -175,20 +177,20 @@ class PlanRunner:
             await self._device_thread(self._painter.prepare, plan.model)
         running.peak.begin()
         execution = await self._device_thread(
-            self._executor.execute_plan, plan, self._collect_inputs(running), incoming, control, frugal
+            self._executor.execute_plan, plan, self._collect_inputs(running, incoming), incoming, control, frugal
         )
         self._hand_on(plan, execution)
         return execution
 
-    def _collect_inputs(self, running: RunningPlan) -> dict[str, GenerationInputs]:
-        """The content of the members. The leader leaves out those that have ended meanwhile, and the others follow."""
+    def _collect_inputs(self, running: RunningPlan, incoming: Mapping[str, Parcel]) -> dict[str, GenerationInputs]:
+        """The content of the members. The leader leaves out those that have ended meanwhile, and those that have left
+        the plan that is taken over, and the others follow."""
         plan, inputs = running.plan, running.inputs
-        is_leader = plan.leader == self._worker_id
-        return {
-            name: inputs[name]
-            for name in plan.request_ids
-            if name in inputs and not (is_leader and self._handoff.has_left(name, plan.plan_id))
-        }
+        names = [name for name in plan.request_ids if name in inputs]
+        if plan.leader == self._worker_id:
+            absent = {member.request_id for member in plan.inherited} - incoming.keys()
+            names = [name for name in names if name not in absent and not self._handoff.has_left(name, plan.plan_id)]
+        return {name: inputs[name] for name in names}
 
     def _hand_on(self, plan: DispatchPlan, execution: Execution) -> None:
         """Keep the outputs, and push them to the workers that come next."""
@@ -236,10 +238,15 @@ class PlanRunner:
             try:
                 step = member.steps[0] if member.from_checkpoint and member.steps is not None else None
                 key = HandoffKey(member.request_id, member.input_id, step)
-                incoming[member.request_id] = await self._handoff.fetch_parcel(key, member.source)
+                parcel = await self._handoff.fetch_parcel(key, member.source)
             except HandoffError:
+                if member in plan.inherited:
+                    continue  # the plan that is taken over has decoded it, or has failed
                 if len(plan.members) == 1 or not self._handoff.has_left(member.request_id, plan.plan_id):
                     raise
+            else:
+                if member not in plan.inherited or is_state(parcel):
+                    incoming[member.request_id] = parcel
         return incoming
 
     async def _make_report(self, running: RunningPlan, execution: Execution) -> PlanReport:
@@ -267,6 +274,7 @@ class PlanRunner:
             expected_peak_bytes=running.expected.num_bytes,
             tiled=execution.tiled,
             skipped_steps=execution.skipped_steps,
+            taken_steps=execution.taken_steps,
             buffer_used_bytes=self._handoff.used_bytes,
             buffer_bytes=self._handoff.capacity_bytes,
         )

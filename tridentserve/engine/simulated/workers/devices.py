@@ -43,6 +43,11 @@ class PlanRun:
     used_bytes: tuple[int, ...] = ()
     """Memory in use on each worker while it runs, in rank order."""
 
+    @property
+    def steps_done(self) -> int:
+        """Denoising steps of each member that it does."""
+        return self.plan.num_steps if self.num_steps is None else self.num_steps
+
 
 @dataclass(slots=True, eq=False)
 class Device:

@@ -180,6 +180,8 @@ class Executor:
         if run.version != version:
             return
         now_s = run.started_s = self._agenda.now_s
+        if run.plan.takes_over is not None:
+            self._begin_taken_over(run)
         if missing := self._handoff.list_missing(run.plan.members):
             self._fail_soon(run, f"the inputs of {', '.join(missing)} are gone", retry=True, code="worker_failed")
             return
@@ -212,6 +214,20 @@ class Executor:
         self._enter_end(run, end_s)
         if self._contention is not None:
             self._agenda.call_at(spans[0].start_s, self._contention.begin, run, run.version)
+
+    def _begin_taken_over(self, run: PlanRun) -> None:
+        """The plan that this one takes over has ended: its members begin where that has left them. Requests that it has
+        ended with are not part of this plan."""
+        begun: dict[str, int] = {}
+        for member, spec in zip(run.plan.members, run.specs, strict=True):
+            if member not in run.plan.inherited:
+                begun[spec.request_id] = member.steps[0] if member.steps is not None else 0
+            elif (steps_done := self._handoff.find_begun(member)) is not None:
+                begun[spec.request_id] = steps_done
+        totals = {spec.request_id: spec.num_inference_steps for spec in run.specs}
+        run.plan = run.plan.correct_steps(begun, totals)
+        run.specs = tuple(spec for spec in run.specs if spec.request_id in begun)
+        run.demand = self._times.estimate_demand(run.plan, run.specs)
 
     def _enter_end(self, run: PlanRun, end_s: float) -> None:
         run.version += 1
@@ -309,7 +325,8 @@ class Executor:
         self._recorder.counts.yields += run.num_steps is not None
         self._record(run, "finished" if run.num_steps is None else "yielded")
         self._leave(run)
-        self._report(run, ev.StageFinished(plan_id, run.spans, run.num_steps))
+        num_steps = run.num_steps if run.plan.takes_over is None else run.steps_done
+        self._report(run, ev.StageFinished(plan_id, run.spans, num_steps))
 
     def _report(self, run: PlanRun, event: ev.Event) -> None:
         """Report the end of a plan to the scheduler. Its workers continue meanwhile."""

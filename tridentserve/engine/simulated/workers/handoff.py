@@ -35,7 +35,7 @@ class _StageOutput:
     spilled: bool = False
     """It waits in the holder's host memory, because the buffer was full."""
     steps_done: int | None = None
-    """Denoising steps in a checkpoint; None for other outputs."""
+    """Denoising steps in a checkpoint, or a state that is not at its end; None for other outputs."""
 
 
 class Handoff:
@@ -67,6 +67,11 @@ class Handoff:
         if saved is None or member.steps is None:
             return None
         return saved if (saved.plan_id, saved.steps_done) == (member.input_id, member.steps[0]) else None
+
+    def find_begun(self, member: PlanMember) -> int | None:
+        """The denoising steps in the state that a member begins with; None where there is no such state."""
+        output = self._find_input(member)
+        return output.steps_done if output is not None else None
 
     def ready_s(self, run: PlanRun) -> float:
         """The time at which all that has been pushed to the leader of a plan is there; 0 when that is nothing."""
@@ -104,10 +109,12 @@ class Handoff:
                 continue
             stages: tuple[Stage, ...] = (last,)
             if last is Stage.DIFFUSE and member.steps is not None:
-                done = member.steps[0] + (run.plan.num_steps if run.num_steps is None else run.num_steps)
-                stages = (last,) if done == spec.num_inference_steps else _STATE
+                is_done = member.steps[0] + run.steps_done == spec.num_inference_steps
+                stages = (last,) if is_done else _STATE
             self.drop_outputs(spec.request_id)
             output = _StageOutput(run.plan.plan_id, spec, stages, run.plan.leader)
+            if stages == _STATE and member.steps is not None:
+                output.steps_done = member.steps[0] + run.steps_done
             self._outputs[spec.request_id] = output
             target = member.push_to
             if run.num_steps is None and stages == (last,) and target is not None and target != run.plan.leader:
