@@ -2,8 +2,8 @@
 
 `regroup`: workers form a group. `handoff`: 64 MiB through NIXL and through Ray's object store. `load`: weights
 from a peer, the host copy, the model folder. `pause_resume`: a request yields and resumes. `service_pause`: the same
-with the scheduler in between. `switch`: another placement under load. `shift`: the load shifts, and the placement
-follows by itself. Medians; the last line is one JSON object.
+with the scheduler in between. `join`: a request joins a running batch, and leaves it. `switch`: another placement under
+load. `shift`: the load shifts, and the placement follows by itself. Medians; the last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from lib.bench.handing_off import measure_handoff
+from lib.bench.joining import measure_join
 from lib.bench.loading import measure_load
 from lib.bench.model_folder import make_model_folder
 from lib.bench.pausing import measure_pause, measure_service_pause
@@ -44,7 +45,7 @@ from tridentserve.pipelines.tiny.build import ensure_tiny
 _HANDOFF_BYTES = 160 << 20
 # The default, and the default with the placement that it begins with.
 _SHIFT_POLICIES = (DEFAULT_POLICY, "wo-switch")
-PARTS = ("regroup", "handoff", "load", "pause_resume", "service_pause", "switch", "shift")
+PARTS = ("regroup", "handoff", "load", "pause_resume", "service_pause", "join", "switch", "shift")
 
 
 def main() -> int:
@@ -116,6 +117,8 @@ async def _measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     if "service_pause" in options.only:
         tiny = sources["tiny"].folder
         add("service_pause", await measure_service_pause(tiny, folder / "host", options.small_side, 4, options.runs))
+    if "join" in options.only:
+        add("join", await measure_join(sources["tiny"].folder, folder / "host", options.small_side, options.runs))
     if "switch" in options.only:
         large = sources["large"].folder
         nbytes = sum(file.stat().st_size for file in large.rglob("*.safetensors"))

@@ -27,7 +27,9 @@ def test_the_control_plane_on_the_cluster_of_the_tests(ray_cluster: None, tiny_c
 # Each run starts worker processes that import torch, which takes most of its time. All parts in one run would start
 # five sets of them, and take more than 20 s.
 @pytest.mark.parametrize(
-    "parts", [("regroup", "handoff", "load", "pause_resume"), ("service_pause",), ("switch",), ("shift",)], ids="-".join
+    "parts",
+    [("regroup", "handoff", "load", "pause_resume"), ("service_pause", "join"), ("switch",), ("shift",)],
+    ids="-".join,
 )
 def test_the_engine_on_the_cluster_of_the_tests(
     parts: Sequence[str], ray_cluster: None, tiny_cache: Path, tmp_path: Path

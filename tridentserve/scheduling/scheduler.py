@@ -28,7 +28,6 @@ from tridentserve.requests import RequestSpec
 from tridentserve.scheduling import events as ev
 from tridentserve.scheduling.assignment_runner import AssignmentRunner
 from tridentserve.scheduling.auxiliary_queues import DecodeOrder, DecodeQueue, EncodeQueue
-from tridentserve.scheduling.cell_load import summarize_load
 from tridentserve.scheduling.checkpoint_schedule import CheckpointSchedule
 from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE, ExpectedTimes
 from tridentserve.scheduling.ledger import Ledger
@@ -37,6 +36,7 @@ from tridentserve.scheduling.prediction.less_work import find_less_work
 from tridentserve.scheduling.prediction.predictor import Predictor, Quote, RequestOutlook
 from tridentserve.scheduling.prediction.scene import SharingRules
 from tridentserve.scheduling.runs import LazyViews, Request
+from tridentserve.scheduling.watching.cell_load import summarize_load
 from tridentserve.scheduling.watching.cluster_state import ClusterState
 from tridentserve.scheduling.watching.describing import describe_present
 from tridentserve.scheduling.workers.shared_cores import SharedCores

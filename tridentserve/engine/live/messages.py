@@ -173,7 +173,7 @@ class PlanReport:
     paused_after: int | None = None
     """The plan was paused after this number of its denoising steps; None when it was not."""
     taken_steps: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Of a plan that takes over another one: the half-open range of denoising steps that it did of each member that it
+    """The half-open range of denoising steps that a plan which takes over another one did of each member that it
     had. All ranges are as long."""
     error: str = ""
     retry: bool = True

@@ -12,8 +12,8 @@ from tridentserve.plans import PlacementPlan, Replica
 from tridentserve.protocols import PendingRequest, WorkerView
 from tridentserve.requests import RequestSpec, Shape
 from tridentserve.scheduling import events as ev
-from tridentserve.scheduling.cell_load import summarize_load
 from tridentserve.scheduling.scheduler import Scheduler
+from tridentserve.scheduling.watching.cell_load import summarize_load
 from tridentserve.stages import Stage
 from tridentserve.testing import MODEL, FixedTimes, make_cluster, make_request
 
