@@ -112,7 +112,7 @@ class Watched:
 
 def everything(seed: int) -> Scenario:
     """All that can happen, at once."""
-    policy = Greedy(degree=2, batch=2, segment=3, preempts=True)
+    policy = Greedy(degree=2, batch=2, segment=3, preempts=True, joins=True)
     return Scenario(
         seed, policy, num_failures=4, switch_every_s=7.0, solve_time=0.02, memory_bytes=51, checkpoint_s=1.0
     )

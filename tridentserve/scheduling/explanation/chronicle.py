@@ -218,6 +218,8 @@ class Chronicle:
             case ev.Finish() | ev.Reject():
                 if (life := self.lives.get(effect.request_id)) is not None and life.end_s is None:
                     life.end_s, life.reason = now_s, effect.reason
+                    # It ended with the plan that another one takes over.
+                    life.plans = [each for each in life.plans if each.plan.takes_over is None or each.reported_s]
                     life.outcome = "finished" if isinstance(effect, ev.Finish) else effect.code
                     life.slo_s = effect.slo_s if isinstance(effect, ev.Finish) else life.slo_s
             case ev.Degrade():
@@ -239,10 +241,16 @@ class Chronicle:
                 start_s = max(logged.sent_s, free_s[worker_id])
                 free_s[worker_id] = max(free_s[worker_id], end_s)
                 if start_s < end_s:
-                    found[worker_id].append(Booking(start_s, end_s, logged.plan.request_ids))
+                    names = tuple(name for name in logged.plan.request_ids if self._is_open(name, start_s))
+                    found[worker_id].append(Booking(start_s, end_s, names))
         for worker_id, booking in self._list_reservations():
             found[worker_id].append(booking)
         return {worker_id: sorted(bookings, key=lambda each: each.start_s) for worker_id, bookings in found.items()}
+
+    def _is_open(self, request_id: str, at_s: float) -> bool:
+        """True for a request that has not ended by then. One that a plan takes over may have."""
+        life = self.lives.get(request_id)
+        return life is not None and (life.end_s is None or life.end_s > at_s)
 
     def _list_reservations(self) -> Iterator[tuple[WorkerId, Booking]]:
         """The workers of D are reserved while E runs elsewhere."""
