@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from lib.default_video.architecture import TEXT_TOKENS, count_clip_tokens
+from lib.default_video.architecture import MOTION_SHIFT, TEXT_TOKENS, count_clip_tokens
 from lib.default_video.clips import FRAMES
 from lib.default_video.latents import CLIP_SIZES, CLIP_WORDINGS, load_clips
 from lib.default_video.pipeline import VideoParts, build_parts, measure_latents, save_strips, shorten_captions
@@ -65,7 +65,7 @@ def draw_clip_size(rng: random.Random, is_any: bool) -> PixelSize:
 
 def compute_motion_loss(parts: VideoParts, latents: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """The error of the velocity (`compute_error`), at noise levels that are drawn here."""
-    noisy = add_noise(latents)
+    noisy = add_noise(latents, MOTION_SHIFT)
     velocity = parts.transformer(
         hidden_states=noisy.latents,
         timestep=noisy.timesteps,

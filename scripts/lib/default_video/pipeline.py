@@ -17,11 +17,10 @@ from diffusers.models.transformers.transformer_wan import WanAttnProcessor
 from PIL import Image
 
 from lib.default_video import architecture
-from lib.default_video.architecture import LATENT_CHANNELS, PIPELINE_TOKENS, TEXT_TOKENS
+from lib.default_video.architecture import LATENT_CHANNELS, MOTION_SHIFT, PIPELINE_TOKENS, TEXT_TOKENS
 from lib.default_video.clips import FRAMES
 from lib.default_video.latents import PreparedClips
 from lib.default_video.vae_training import load_vae
-from lib.training.flow import SHIFT
 from lib.training.parts import TrainedParts
 from lib.training.shards import PixelSize
 from tridentserve.pipelines.loading import load_adapter
@@ -111,7 +110,7 @@ def assemble_pipeline(folder: Path, parts: VideoParts) -> Any:
         transformer=parts.transformer,
         vae=vae,
         scheduler=diffusers.UniPCMultistepScheduler(
-            prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=SHIFT
+            prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=MOTION_SHIFT
         ),
     )
 
