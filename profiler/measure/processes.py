@@ -29,6 +29,7 @@ from profiler.measure.stages import (
     sample_encode,
     set_threads,
 )
+from tridentserve.device import find_device
 from tridentserve.errors import ProfileError
 from tridentserve.parallel import connect_store
 from tridentserve.requests import GenerationInputs, Shape
@@ -146,7 +147,7 @@ def choose_context(device: torch.device) -> ForkServerContext | SpawnContext:
     """The way in which processes are started that compute on devices of this kind: forked from one that has imported
     torch and diffusers, which takes them a tenth of the time. Those with a GPU import all by themselves: what the
     imports do to CUDA before a fork was not tried."""
-    if device.type != "cpu":
+    if not find_device(device).is_host:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["profiler.measure.stages"])
@@ -176,7 +177,7 @@ def _start_rank(num_threads: int) -> None:
 
 def _move_to_rank(source: Source, rank: int) -> Source:
     """One GPU per rank; ranks on the CPU share it."""
-    return source if torch.device(source.device).type == "cpu" else replace(source, device=f"cuda:{rank}")
+    return replace(source, device=find_device(source.device).find_of_rank(rank))
 
 
 @contextmanager

@@ -17,21 +17,21 @@ import torch
 from torch.distributed import (  # type: ignore[attr-defined]  # public names that torch does not export for mypy
     PrefixStore,
     ProcessGroup,
-    ProcessGroupGloo,
     Store,
     TCPStore,
 )
 
+from tridentserve.device import find_device
+from tridentserve.device.backends import LOOPBACK
 from tridentserve.errors import GroupError
 from tridentserve.parallel.collectives import CollectiveGroup, Shapes
 
 # Longest time until the store answers: seconds on an idle node, more where many workers start at once.
 _STORE_TIMEOUT_S = 120.0
-_LOOPBACK = "127.0.0.1"
 
 
 def connect_store(
-    host: str = _LOOPBACK, port: int = 0, *, is_server: bool = False, timeout_s: float = _STORE_TIMEOUT_S
+    host: str = LOOPBACK, port: int = 0, *, is_server: bool = False, timeout_s: float = _STORE_TIMEOUT_S
 ) -> TCPStore:
     """Start or reach the key-value store in which members of a group find each other.
 
@@ -143,9 +143,9 @@ class SequenceGroup(CollectiveGroup):
     def close(self) -> None:
         """Leave the group. Members that wait in a collective get their `GroupError` at once."""
         self.failed = True
-        if self._process_group is not None and self.device.type == "cuda":
-            self._process_group.abort()
-        # Gloo's abort leaves the connections open; they close with the last reference.
+        if self._process_group is not None:
+            find_device(self.device).abort_group(self._process_group)
+        # Gloo's connections close with the last reference.
         self._process_group = None
 
     def _broadcast(self, tensor: torch.Tensor) -> None:
@@ -186,23 +186,12 @@ def make_group(store: Store, name: str, rank: int, size: int, device: torch.devi
     """
     prefixed = PrefixStore(make_store_prefix(name).removesuffix("/"), store)
     process_group = ProcessGroup(prefixed, rank, size)
-    timeout = timedelta(seconds=timeout_s)
+    computes = find_device(device)
     try:
-        backend: Any
-        if device.type == "cuda":
-            from torch.distributed import ProcessGroupNCCL  # not in CPU builds of torch
-
-            nccl = ProcessGroupNCCL.Options()
-            nccl._timeout = timeout
-            backend, kind = ProcessGroupNCCL(prefixed, rank, size, nccl), ProcessGroup.BackendType.NCCL
-        else:
-            gloo: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-            gloo._devices = [ProcessGroupGloo.create_device(hostname=_LOOPBACK)]
-            gloo._timeout = timeout
-            backend, kind = ProcessGroupGloo(prefixed, rank, size, gloo), ProcessGroup.BackendType.GLOO
+        backend, kind = computes.make_backend(prefixed, rank, size, timeout_s)
     except RuntimeError as error:
         raise GroupError(f"cannot make group {name!r} as rank {rank} of {size}: {error}") from error
     backend._set_sequence_number_for_group()
-    process_group._register_backend(torch.device(device.type), kind, backend)
+    process_group._register_backend(torch.device(computes.kind), kind, backend)
     process_group._set_default_backend(kind)
     return SequenceGroup(name, process_group, device)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tridentserve.device import find_device
 from tridentserve.engine.live.handoff.peer import HandoffKey
 from tridentserve.engine.live.transport.nixl_link import NixlLink, mark_exception_retrieved
 from tridentserve.engine.live.transport.parcel import MANY_BYTES, Parcel, ParcelLayout
@@ -99,7 +100,7 @@ class Inbox:
         """A parcel that has arrived, with tensors that stay where they are; its slot is free when nothing uses them any
         more. None where a copy is as good (few bytes, a GPU) or half of the slab is in use."""
         slot, slab = self._slots.get(key), self._slab
-        if slot is None or not slot.is_full or slab.is_cuda or slot.layout.nbytes < MANY_BYTES:
+        if slot is None or not slot.is_full or not find_device(slab.device).is_host or slot.layout.nbytes < MANY_BYTES:
             return None
         if 2 * self._allocator.used_bytes > self._allocator.capacity_bytes:
             return None
@@ -136,8 +137,7 @@ class Inbox:
 
 def wait_for_copies(slab: torch.Tensor) -> None:
     """NIXL knows nothing of CUDA's streams: copies must have ended before it, or another, touches the bytes."""
-    if slab.is_cuda:
-        torch.cuda.current_stream(slab.device).synchronize()
+    find_device(slab.device).wait_for_work()
 
 
 def _lend(part: torch.Tensor, loop: asyncio.AbstractEventLoop, give_back: Callable[[], None]) -> torch.Tensor:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tridentserve.device import find_device
 from tridentserve.engine.live.handoff.inbox import wait_for_copies
 from tridentserve.engine.live.transport.nixl_memory import Memory, locate_memory
 from tridentserve.engine.live.transport.parcel import MANY_BYTES, Parcel, ParcelLayout
@@ -34,7 +35,7 @@ def prepare_outgoing(
     parcel: Parcel, layout: ParcelLayout, slab: torch.Tensor, allocator: SlabAllocator
 ) -> Outgoing | None:
     """Prepare a parcel to be written to a peer; None when the slab has no room for it."""
-    if layout.nbytes >= MANY_BYTES and not slab.is_cuda and _are_plain(parcel):
+    if layout.nbytes >= MANY_BYTES and find_device(slab.device).is_host and _are_plain(parcel):
 
         def locate_parts() -> Parts:
             # The parcel, and so its memory, lives as long as this function.
@@ -55,4 +56,4 @@ def prepare_outgoing(
 
 
 def _are_plain(parcel: Parcel) -> bool:
-    return all(tensor.is_contiguous() and not tensor.is_cuda for tensor in parcel.tensors.values())
+    return all(tensor.is_contiguous() and find_device(tensor.device).is_host for tensor in parcel.tensors.values())

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from tridentserve.device import find_device
+
 # Slots start at multiples of this many bytes, so that every dtype is aligned and copies are fast.
 ALIGNMENT_BYTES = 64
 # From this size on, a CPU pass over the memory costs more than registering the tensors with NIXL.
@@ -75,8 +77,9 @@ class Parcel:
 
     def pack(self, layout: ParcelLayout) -> torch.Tensor:
         """The tensors in a new uint8 buffer in host memory, pinned where they come from a GPU."""
-        from_gpu = any(tensor.is_cuda for tensor in self.tensors.values())
-        buffer = torch.empty(layout.nbytes, dtype=torch.uint8, pin_memory=from_gpu)
+        devices = (find_device(tensor.device) for tensor in self.tensors.values())
+        device = next((one for one in devices if not one.is_host), find_device("cpu"))
+        buffer = device.make_host_buffer(layout.nbytes)
         self.pack_into(buffer, layout)
         return buffer
 

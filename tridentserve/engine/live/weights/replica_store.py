@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from tridentserve.device import find_device
 from tridentserve.engine.eviction import choose_victims
 from tridentserve.engine.live.messages import ReplicaLoad
 from tridentserve.engine.live.weights.host_copies import HostCopies
@@ -257,5 +258,4 @@ class ReplicaStore:
 def _free_memory(device: torch.device) -> None:
     """Free memory that nothing uses any more: models refer to themselves, and CUDA's allocator keeps freed memory."""
     gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    find_device(device).free_cached_memory()

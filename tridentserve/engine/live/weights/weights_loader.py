@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
+from tridentserve.device import find_device
 from tridentserve.engine.live.weights.host_copies import HostCopies, HostCopy
 from tridentserve.engine.live.weights.layered_weights import LayeredLayout, LayeredWeights
 from tridentserve.engine.live.weights.peer_weights import PeerWeights
@@ -81,8 +82,8 @@ class LoadedWeights:
 def resolve_fetch_mode(fetch: Fetch, device: torch.device) -> Fetch:
     """The mode that `auto` stands for on a device. Raises `ConfigError` for `mapped` on a device that is no CPU."""
     if fetch == "auto":
-        return "mapped" if device.type == "cpu" else "peer"
-    if fetch == "mapped" and device.type != "cpu":
+        return "mapped" if find_device(device).is_host else "peer"
+    if fetch == "mapped" and not find_device(device).is_host:
         raise ConfigError("a GPU cannot use the pages of the host copy: choose `peer` or `host`")
     return fetch
 
@@ -166,8 +167,8 @@ class WeightsLoader:
 
     def _allocate_buffer(self, nbytes: int) -> torch.Tensor:
         buffer = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
-        if buffer.is_cuda:  # NIXL does not wait for what the stream still does with memory that has just been freed
-            torch.cuda.current_stream(self._device).synchronize()
+        # NIXL does not wait for what the stream still does with memory that has just been freed.
+        find_device(self._device).wait_for_work()
         return buffer
 
 
@@ -176,5 +177,4 @@ def copy_blocks(target: torch.Tensor, source: torch.Tensor, block_bytes: int) ->
     for offset in range(0, source.numel(), block_bytes):
         block = source[offset : offset + block_bytes]
         target[offset : offset + block.numel()].copy_(block, non_blocking=True)
-    if target.is_cuda:
-        torch.cuda.current_stream(target.device).synchronize()
+    find_device(target.device).wait_for_work()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tridentserve.device import MemoryPeak, find_device
 from tridentserve.engine.live.handoff.buffer import HandoffBuffer
 from tridentserve.engine.live.handoff.peer import HandoffKey
 from tridentserve.engine.live.messages import ExpectedPeak, PlanNote, PlanReport, PreviewNote
@@ -22,7 +23,6 @@ from tridentserve.engine.live.worker.checkpoint_writer import CheckpointWriter
 from tridentserve.engine.live.worker.denoising import StepControl
 from tridentserve.engine.live.worker.device_thread import DeviceThread
 from tridentserve.engine.live.worker.executor import Execution, StageExecutor
-from tridentserve.engine.live.worker.memory_peak import MemoryPeak
 from tridentserve.engine.live.worker.output_files import EncodedOutput, encode_outputs
 from tridentserve.engine.live.worker.step_teller import StepTeller
 from tridentserve.errors import HandoffError, OutOfMemoryError, TridentServeError, WorkerError
@@ -118,7 +118,9 @@ class PlanRunner:
         writer = CheckpointWriter(plan, self._handoff, tell, self._metrics.count_checkpoint)
         control.on_checkpoint = lambda checkpoint: loop.call_soon_threadsafe(writer.write_next, checkpoint)
         needed = list_needed_replicas(plan, self._worker_id)
-        running = RunningPlan(plan, inputs, control, expected, needed, tell, MemoryPeak(self._device))
+        running = RunningPlan(
+            plan, inputs, control, expected, needed, tell, find_device(self._device).make_memory_peak()
+        )
         self._running[plan.plan_id] = running
 
         async def run() -> None:
