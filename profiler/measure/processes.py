@@ -30,6 +30,7 @@ from profiler.measure.stages import (
     set_threads,
 )
 from tridentserve.device import find_device
+from tridentserve.device.memory_errors import is_out_of_memory
 from tridentserve.errors import ProfileError
 from tridentserve.parallel import connect_store
 from tridentserve.requests import GenerationInputs, Shape
@@ -86,7 +87,7 @@ class Processes:
             try:
                 yield point, self._sample(point, conditions)
             except (MemoryError, RuntimeError) as error:
-                if not _is_out_of_memory(error):
+                if not is_out_of_memory(error):
                     raise
                 if stage is Stage.ENCODE and point.batch == 1 and self._source.condition_folder is None:
                     without_condition.add(point.shape)
@@ -135,7 +136,7 @@ class Processes:
             errors = [error, *(future.exception() for future in futures)]
             if any(isinstance(failure, BrokenProcessPool) for failure in errors):
                 raise ProfileError(f"a process of degree {degree} died at {point}; see the system's log") from error
-            raise next((failure for failure in errors if failure and _is_out_of_memory(failure)), error) from None
+            raise next((failure for failure in errors if failure and is_out_of_memory(failure)), error) from None
         return replace(leader, peak_bytes=max(peaks))
 
     def _free_ranks(self) -> None:
@@ -185,10 +186,5 @@ def _silence_memory_errors() -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    """True when the GPU's or the host's memory ran out; torch has no class of its own for the host."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)

@@ -92,9 +92,9 @@ class RecordingCopies:
 
 
 @contextmanager
-def use_recording_device() -> Iterator[RecordingDevice]:
+def use_recording_device(device: RecordingDevice | None = None) -> Iterator[RecordingDevice]:
     """What this process computes on the CPU meanwhile, it believes to be on a device of its own."""
-    former, device = finding.find_device(CPU), RecordingDevice()
+    former, device = finding.find_device(CPU), device or RecordingDevice()
     finding._found[CPU] = device
     try:
         yield device

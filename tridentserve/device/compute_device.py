@@ -16,7 +16,7 @@ class WorkMark(Protocol):
 
 
 class CopyCall(Protocol):
-    """Runs a function that copies tensors, outside the event loop, and beside what the device computes."""
+    """Runs a function that copies tensors."""
 
     def __call__(self, copy: Callable[..., Any], *args: Any, after: WorkMark | None = None) -> Awaitable[Any]:
         """Returns what the function returns, once all that it copied is there. The copies begin when the work before
@@ -69,6 +69,9 @@ class ComputeDevice(Protocol):
     def nixl_kind(self) -> str:
         """NIXL's word for its memory."""
 
+    def find_nixl_obstacle(self) -> str | None:
+        """The setting with which NIXL cannot register memory of the device; None where there is none."""
+
     @property
     def alignment_bytes(self) -> int | None:
         """torch puts each tensor at a multiple of this; None where tensors lie at any place."""
@@ -91,9 +94,13 @@ class ComputeDevice(Protocol):
     def wait_for_all_work(self) -> None:
         """Block until all work of the process has ended."""
 
-    def make_copy_call(self, name: str) -> CopyCall | None:
-        """A thread for copies, which lives as long as the process; None where copies cost those that compute as much
-        as if these made them. Tensors that a copy makes are for computations (`hand_over`)."""
+    def make_copy_call(self, name: str) -> CopyCall:
+        """A way to copy, from the event loop on. On a GPU it has a thread and a stream of its own, and what is copied
+        for computations is to be handed over (`hand_over`); on a CPU the caller copies."""
+
+    def make_side_thread(self, name: str) -> CopyCall:
+        """A thread beside the one that computes, for what takes long. What it gives to the device runs beside what is
+        computed."""
 
     def hand_over(self, tensors: Iterable[torch.Tensor]) -> None:
         """Called where tensors have been made by a copy: their memory is not used again before what computes with them

@@ -10,6 +10,7 @@ import torch
 
 from tridentserve.device.backends import make_gloo
 from tridentserve.device.compute_device import CopyCall, LayerCopies, MemoryPeak, WorkMark
+from tridentserve.device.copy_thread import SideThread
 from tridentserve.device.memory_peaks import HostMemoryPeak
 
 
@@ -29,6 +30,11 @@ class ThreadedLayerCopies:
 
     def close(self) -> None:
         self._thread.shutdown()
+
+
+async def copy_at_once(copy: Callable[..., Any], *args: Any, after: WorkMark | None = None) -> Any:
+    """See `CopyCall`. Another thread would take its time from the same cores."""
+    return copy(*args)
 
 
 class CpuDevice:
@@ -55,8 +61,11 @@ class CpuDevice:
     def wait_for_all_work(self) -> None:
         pass
 
-    def make_copy_call(self, name: str) -> CopyCall | None:
-        return None
+    def make_copy_call(self, name: str) -> CopyCall:
+        return copy_at_once
+
+    def make_side_thread(self, name: str) -> CopyCall:
+        return SideThread(name)
 
     def hand_over(self, tensors: Iterable[torch.Tensor]) -> None:
         pass
@@ -72,6 +81,9 @@ class CpuDevice:
 
     def unregister_host_memory(self, address: int) -> int:
         return 0
+
+    def find_nixl_obstacle(self) -> str | None:
+        return None
 
     def find_memory_id(self, tensor: torch.Tensor) -> int:
         return 0

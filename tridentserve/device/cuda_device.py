@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
@@ -16,6 +18,7 @@ from tridentserve.device.memory_peaks import AllocatorPeak
 
 # torch allocates every tensor at a multiple of this.
 _ALIGNMENT_BYTES = 512
+_ALLOCATOR_SETTINGS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 # The attention kernel reads masks whose rows begin at multiples of so many numbers.
 _MASK_ALIGNMENT = 16
 
@@ -56,7 +59,8 @@ class CudaDevice:
 
     def enter_thread(self) -> None:
         """Give the thread the device's CUDA context. Without one UCX copies the memory of GPUs through the host."""
-        torch.cuda.set_device(self.torch_device)
+        index = self.torch_device.index
+        torch.cuda.set_device(torch.cuda.current_device() if index is None else index)
 
     def mark_work(self) -> WorkMark | None:
         mark: WorkMark = torch.cuda.current_stream(self.torch_device).record_event()
@@ -68,7 +72,10 @@ class CudaDevice:
     def wait_for_all_work(self) -> None:
         torch.cuda.synchronize(self.torch_device)
 
-    def make_copy_call(self, name: str) -> CopyCall | None:
+    def make_copy_call(self, name: str) -> CopyCall:
+        return CopyThread(self, name)
+
+    def make_side_thread(self, name: str) -> CopyCall:
         return CopyThread(self, name)
 
     def hand_over(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -103,6 +110,13 @@ class CudaDevice:
         it in place of its own."""
         with suppress(RuntimeError):
             torch.zeros(1, device=self.torch_device)
+
+    def find_nixl_obstacle(self) -> str | None:
+        """Expandable segments are mapped piece by piece, which UCX cannot register."""
+        for name in _ALLOCATOR_SETTINGS:
+            if re.search(r"expandable_segments\s*:\s*true", os.environ.get(name, ""), re.IGNORECASE):
+                return f"{name} with expandable_segments"
+        return None
 
     def find_memory_id(self, tensor: torch.Tensor) -> int:
         return tensor.get_device()
@@ -144,7 +158,7 @@ class CudaDevice:
         return make_nccl(store, rank, size, timeout_s)
 
     def abort_group(self, process_group: Any) -> None:
-        process_group.abort()
+        process_group.abort()  # ncclCommAbort: also what runs on the device ends
 
     def count_devices(self) -> int | None:
         return torch.cuda.device_count()

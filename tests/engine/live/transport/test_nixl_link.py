@@ -142,7 +142,7 @@ async def test_a_slot_whose_bytes_come_too_late_is_free_then(
     buffer = HandoffBuffer("b", {"a": DirectPeer(links[0])}, slabs[1], links[1])
     assert await buffer.reserve_slot(KEY, "a", ParcelLayout((), 64, {})) == 0
     with pytest.raises(HandoffError):
-        buffer._inbox.copy_out(KEY, torch.device("cpu"))
+        await buffer._inbox.copy_out(KEY, torch.device("cpu"))
     await asyncio.wait({buffer._inbox._slots[KEY].arrived})
     buffer.forget_request(KEY.request_id, KEY.plan_id)
     assert buffer.used_bytes == 64  # it may still be written into

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tridentserve.device import find_device
+from tridentserve.device import WorkMark, find_device
 
 # Slots start at multiples of this many bytes, so that every dtype is aligned and copies are fast.
 ALIGNMENT_BYTES = 64
@@ -46,6 +46,8 @@ class Parcel:
 
     tensors: dict[str, torch.Tensor]
     values: dict[str, Any] = field(default_factory=dict)
+    made: WorkMark | None = field(default=None, compare=False)
+    """The work that makes the tensors, where the device may not have done it yet."""
 
     def layout(self, alignment_bytes: int = ALIGNMENT_BYTES, as_in_memory: bool = False) -> ParcelLayout:
         """Slots in the order of the tensors. Each starts at a multiple of `alignment_bytes`, a multiple of
@@ -64,6 +66,10 @@ class Parcel:
     @property
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def is_on(self, device: torch.device) -> bool:
+        """True when all tensors are on a device."""
+        return all(tensor.device == device for tensor in self.tensors.values())
 
     def to(self, device: torch.device) -> Parcel:
         """The parcel on a device; tensors that are there already are not copied."""

@@ -205,6 +205,12 @@ class ReplicaStore:
             self._memos[replica] = install_memo(self._adapters[replica])
         loaded.attach(self._adapters[replica])
 
+    async def evict_all_but(self, queued: Collection[Replica]) -> None:
+        """Memory has run out, although the budget had room: keep what waiting plans need."""
+        for replica in [replica for replica in self._resident if replica not in queued]:
+            await self._evict(replica)
+        await self._on_device(_free_memory, self._device)
+
     async def unload_model(self, model: str) -> None:
         """Drop all replicas of a model, which no plan of this worker needs any more, and all that was made for them."""
         self.wanted = frozenset(replica for replica in self.wanted if replica.model != model)

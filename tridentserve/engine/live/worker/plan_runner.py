@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from tridentserve.device import MemoryPeak, find_device
+from tridentserve.device.memory_errors import describe_out_of_memory, is_out_of_memory
 from tridentserve.engine.live.handoff.buffer import HandoffBuffer
 from tridentserve.engine.live.handoff.peer import HandoffKey
 from tridentserve.engine.live.messages import ExpectedPeak, PlanNote, PlanReport, PreviewNote
@@ -19,7 +21,7 @@ from tridentserve.engine.live.previews.painter import PreviewFiles, PreviewPaint
 from tridentserve.engine.live.transport.parcel import Parcel
 from tridentserve.engine.live.weights.host_copies import HostCopies
 from tridentserve.engine.live.weights.replica_store import ReplicaStore, list_needed_replicas
-from tridentserve.engine.live.worker.checkpoint_writer import CheckpointWriter
+from tridentserve.engine.live.worker.checkpoint_writer import Checkpoint, CheckpointWriter
 from tridentserve.engine.live.worker.denoising import StepControl
 from tridentserve.engine.live.worker.device_thread import DeviceThread
 from tridentserve.engine.live.worker.executor import Execution, StageExecutor
@@ -74,7 +76,7 @@ class PlanRunner:
     ) -> None:
         """Who holds `order` has the worker to itself; plans wait for it in the order in which they came."""
         self._worker_id = worker_id
-        self._device = device
+        self._device = find_device(device)
         self._device_thread = device_thread
         self._order = order
         self._executor = executor
@@ -84,6 +86,8 @@ class PlanRunner:
         self._painter = painter
         self._metrics = metrics
         self._running: dict[int, RunningPlan] = {}  # given to this worker and not ended
+        # By kinds of plans for which memory once ran out: bytes that they took beyond those expected.
+        self._unexpected: dict[Hashable, int] = {}
         self._kept: dict[int, list[EncodedOutput]] = {}  # outputs that nobody has collected yet, by plan
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -116,11 +120,14 @@ class PlanRunner:
         if plan.leader == self._worker_id:
             control.on_step, control.on_preview = teller.note_step, paint
         writer = CheckpointWriter(plan, self._handoff, tell, self._metrics.count_checkpoint)
-        control.on_checkpoint = lambda checkpoint: loop.call_soon_threadsafe(writer.write_next, checkpoint)
+
+        def write_checkpoint(checkpoint: Checkpoint) -> None:
+            self._mark_made(parcel for _, parcel in checkpoint.states.values())
+            loop.call_soon_threadsafe(writer.write_next, checkpoint)
+
+        control.on_checkpoint = write_checkpoint
         needed = list_needed_replicas(plan, self._worker_id)
-        running = RunningPlan(
-            plan, inputs, control, expected, needed, tell, find_device(self._device).make_memory_peak()
-        )
+        running = RunningPlan(plan, inputs, control, expected, needed, tell, self._device.make_memory_peak())
         self._running[plan.plan_id] = running
 
         async def run() -> None:
@@ -138,6 +145,13 @@ class PlanRunner:
         """The control of a plan; None when it has ended."""
         running = self._running.get(plan_id)
         return running.control if running is not None else None
+
+    def abort_groups(self, plan_id: int) -> None:
+        """Give up the collectives of a plan, which has failed on another worker. The device thread may be waiting in
+        one."""
+        if (running := self._running.get(plan_id)) is not None and running.plan.groups:
+            loop = asyncio.get_running_loop()
+            loop.run_in_executor(None, self._executor.abort_groups_of_plan, running.plan)
 
     def take_outputs(self, plan_id: int) -> list[EncodedOutput]:
         """The outputs that did not go with the report of a plan, request by request. Nobody gets them again."""
@@ -176,11 +190,41 @@ class PlanRunner:
         if plan.leader == self._worker_id and _wants_previews(running):
             await self._device_thread(self._painter.prepare, plan.model)
         running.peak.begin()
-        execution = await self._device_thread(
-            self._executor.execute_plan, plan, self._collect_inputs(running), incoming, control, frugal
-        )
+        execution = await self._execute_in_memory(running, incoming, frugal)
         self._hand_on(plan, execution)
         return execution
+
+    async def _execute_in_memory(self, running: RunningPlan, incoming: dict[str, Parcel], frugal: bool) -> Execution:
+        """Where memory runs out, make room for the next try, which may be here, and expect as much as was seen."""
+        plan = running.plan
+        try:
+            execution: Execution = await self._device_thread(
+                self._execute_and_mark, plan, self._collect_inputs(running), incoming, running.control, frugal
+            )
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            what = describe_out_of_memory(error)
+        else:
+            return execution
+        running.peak.end()
+        unexpected_bytes = running.peak.growth_bytes - running.expected.num_bytes
+        key = _name_size(running)
+        self._unexpected[key] = max(unexpected_bytes, self._unexpected.get(key, 0))
+        await self._replicas.evict_all_but(self._list_queued(running))
+        raise WorkerError(f"memory ran out on {self._worker_id}: {what}")
+
+    def _execute_and_mark(self, *args: Any) -> Execution:
+        """See `StageExecutor.execute_plan`; in the device thread."""
+        execution = self._executor.execute_plan(*args)
+        self._mark_made(execution.outputs.values())
+        return execution
+
+    def _mark_made(self, parcels: Iterable[Parcel]) -> None:
+        """Copies of these parcels wait for the work so far, and for none that comes later."""
+        mark = self._device.mark_work()
+        for parcel in parcels:
+            parcel.made = mark
 
     def _collect_inputs(self, running: RunningPlan) -> dict[str, GenerationInputs]:
         """The content of the members. The leader leaves out those that have ended meanwhile, and the others follow."""
@@ -205,9 +249,23 @@ class PlanRunner:
 
     async def _load_replicas(self, running: RunningPlan) -> bool:
         """Have in memory what the plan runs here. Returns whether it must be run frugally to fit."""
+        try:
+            return await self._load_within_budget(running)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            logger.warning("loading for plan %d is tried again: %r", running.plan.plan_id, error)
+        await self._replicas.evict_all_but(self._list_queued(running))
+        return await self._load_within_budget(running)
+
+    def _list_queued(self, running: RunningPlan) -> set[Replica]:
+        """The replicas that other plans wait for."""
         others = (other for other in self._running.values() if other is not running)
-        queued = {replica for other in others for replica in other.needed}
-        expected, tell = running.expected.with_bytes(self._count_own_bytes(running)), running.tell
+        return {replica for other in others for replica in other.needed}
+
+    async def _load_within_budget(self, running: RunningPlan) -> bool:
+        queued, unexpected_bytes = self._list_queued(running), self._unexpected.get(_name_size(running), 0)
+        expected, tell = running.expected.with_bytes(self._count_own_bytes(running) + unexpected_bytes), running.tell
         try:
             await self._replicas.prepare(running.needed, expected.num_bytes, queued, tell=tell)
         except OutOfMemoryError:
@@ -284,6 +342,12 @@ class PlanRunner:
             message = f"{type(error).__name__} (more in the log of {self._worker_id})"
             code, retry = WorkerError.code, True
         return PlanReport(plan.plan_id, "failed", error=message, retry=retry, code=code)
+
+
+def _name_size(running: RunningPlan) -> Hashable:
+    """The same for plans that take the same memory."""
+    plan, shapes = running.plan, sorted(str(inputs.shape) for inputs in running.inputs.values())
+    return plan.model, plan.stages, plan.degree, tuple(shapes)
 
 
 def _wants_previews(running: RunningPlan) -> bool:
