@@ -1,8 +1,9 @@
-"""Groups whose collectives run on a device: commands wait for none of its work, and what hangs is ended from outside."""
+"""Groups whose collectives run on a device: commands wait for none of its work, what hangs is ended from outside."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ import torch
 from tests.device.recording import CPU, RecordingDevice, use_recording_device
 from tridentserve.cluster import WorkerSpec
 from tridentserve.device import find_device
+from tridentserve.device.cuda_device import CudaDevice
 from tridentserve.engine.live.fleet import WorkerFleet
 from tridentserve.engine.live.messages import PlanReport, WorkerConfig
 from tridentserve.engine.live.plan_driver import PlanDriver, _GivenPlan
@@ -28,6 +30,7 @@ from tridentserve.scheduling.estimation.hot_groups import HotGroup
 from tridentserve.stages import Stage
 
 PATIENCE_S = 20.0
+ERROR_HANDLING, CLEAN_UP_ONLY = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "2"
 PAIR = ("w0", "w1")
 
 
@@ -291,3 +294,24 @@ def test_a_mask_is_looked_at_once_in_all_layers(monkeypatch: pytest.MonkeyPatch)
     assert len(looked) == 1
     sharding._check_mask(torch.zeros(1, 1, 5, 5), 2, True)
     assert len(looked) == 2
+
+
+def test_nccl_aborts_what_fails_and_leaves_the_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    class Nccl:
+        class Options:
+            _timeout: Any = None
+
+        def __init__(self, store: Any, rank: int, size: int, options: Any) -> None:
+            seen.extend((os.environ[ERROR_HANDLING], options._timeout.total_seconds(), rank, size))
+
+    monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", Nccl, raising=False)
+    for set_by_user, used in ((None, CLEAN_UP_ONLY), ("3", "3")):
+        with monkeypatch.context() as patch:
+            patch.setenv(ERROR_HANDLING, set_by_user or "")
+            if set_by_user is None:
+                patch.delenv(ERROR_HANDLING)
+            seen.clear()
+            CudaDevice(torch.device("cuda")).make_backend(None, 1, 2, 30.0)
+            assert seen == [used, 30.0, 1, 2]

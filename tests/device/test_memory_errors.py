@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
 
-from tests.device.recording import CPU, RecordingDevice
+from tests.device.recording import CPU, RecordingDevice, use_recording_device
 from tests.pipelines.models import make_inputs
 from tridentserve.device.cuda_device import CudaDevice
 from tridentserve.device.memory_errors import describe_out_of_memory, is_out_of_memory
 from tridentserve.engine.live.messages import ExpectedPeak
 from tridentserve.engine.live.transport.parcel import Parcel
+from tridentserve.engine.live.weights.replica_store import MemoryBudget, ReplicaStore
 from tridentserve.engine.live.worker.denoising import StepControl
 from tridentserve.engine.live.worker.executor import Execution, StageExecutor
-from tridentserve.engine.live.worker.plan_runner import PlanRunner, RunningPlan
+from tridentserve.engine.live.worker.plan_memory import RunningPlan
+from tridentserve.engine.live.worker.plan_runner import PlanRunner
 from tridentserve.errors import OutOfMemoryError, WorkerError
 from tridentserve.plans import DispatchPlan, PlanMember, Replica
 from tridentserve.stages import Stage
@@ -87,7 +91,7 @@ class RecordedReplicas:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, Any]] = []
-        self.fails = 0
+        self.fails = self.ahead_bytes = 0
 
     async def prepare(self, needed: Any, peak_bytes: int, queued: Any, tell: Any) -> None:
         self.calls.append(("prepare", peak_bytes))
@@ -136,20 +140,20 @@ async def test_a_plan_that_found_no_memory_makes_room_and_the_next_one_expects_m
     runner._running = {0: make_running(0), 1: make_running(1, (waiting,))}
     monkeypatch.setattr(runner, "_collect_inputs", lambda running: {})
     with pytest.raises(WorkerError, match=r"memory ran out on w: CUDA out of memory. Tried to allocate 9.00 GiB$"):
-        await runner._execute_in_memory(runner._running[0], {}, False)
+        await runner._compute(runner._running[0], {}, False)
     assert replicas.calls == [("evict all but", {waiting})]
-    await runner._load_replicas(make_running(2))
+    await runner._memory.load(make_running(2), ())
     assert replicas.calls[1:] == [("prepare", 900)], "as much as was seen, not the 500 that were expected"
 
 
 async def test_a_load_that_found_no_memory_is_tried_again_in_an_empty_one() -> None:
     replicas = RecordedReplicas()
     replicas.fails = 1
-    assert await make_runner(replicas, None)._load_replicas(make_running(0)) is False
+    assert await make_runner(replicas, None)._memory.load(make_running(0), ()) is False
     assert [name for name, _ in replicas.calls] == ["prepare", "evict all but", "prepare"]
     replicas.fails = 2
     with pytest.raises(torch.OutOfMemoryError):
-        await make_runner(replicas, None)._load_replicas(make_running(0))
+        await make_runner(replicas, None)._memory.load(make_running(0), ())
 
 
 def test_errors_of_the_allocators_are_known() -> None:
@@ -171,3 +175,72 @@ def test_expandable_segments_are_in_the_way_of_nixl(
             patch.setenv(name, setting)
             found = CudaDevice(torch.device("cuda")).find_nixl_obstacle()
             assert found == (f"{name} with expandable_segments" if is_in_the_way else None)
+
+
+async def test_the_next_plan_has_its_weights_loaded_beside_the_one_that_computes() -> None:
+    """Before it has the worker, with room for what the other one computes."""
+    replicas, computes, goes_on = RecordedReplicas(), asyncio.Event(), asyncio.Event()
+
+    async def load_ahead(needed: Any, peak_bytes: int) -> None:
+        replicas.calls.append(("load ahead", (needed, peak_bytes)))
+
+    async def execute(*_: Any) -> Execution:
+        computes.set()
+        await goes_on.wait()
+        return Execution()
+
+    cast(Any, replicas).load_ahead = load_ahead
+    with use_recording_device():
+        runner = make_runner(replicas, None)
+    cast(Any, runner)._device_thread, cast(Any, runner)._collect_inputs = execute, lambda running: {}
+    runner._executor = cast(Any, SimpleNamespace(execute_plan=None))
+    first, needed = make_running(0), (Replica("m", Stage.ENCODE),)
+    runner._running[0] = first
+    computing = asyncio.ensure_future(runner._compute(first, {}, False))
+    await computes.wait()
+    assert replicas.calls == []
+    runner._running[1] = make_running(1, needed)
+    runner._running[2] = make_running(2, (Replica("m", Stage.DIFFUSE),))
+    runner._load_ahead()
+    goes_on.set()
+    await computing
+    await runner._memory._finish_load_ahead()
+    assert replicas.calls == [("load ahead", (needed, 500))]
+
+
+class FakeLoader:
+    """Weights of 100 bytes each."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def open(self, replica: Replica) -> Any:
+        return SimpleNamespace(layout=None, num_bytes=100, seconds=0.0)
+
+    async def load(self, replica: Replica, opened: Any) -> Any:
+        self.calls.append(f"load {replica.stage.letter}")
+        return SimpleNamespace(num_bytes=100, source="host")
+
+    async def close(self, loaded: Any) -> None:
+        self.calls.append("close")
+
+
+async def test_weights_that_came_ahead_are_taken_or_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def at_once(function: Callable[..., Any], *args: Any) -> Any:
+        return function(*args)
+
+    loader, encode, diffuse, decode = FakeLoader(), *(Replica("m", stage) for stage in Stage)
+    host = SimpleNamespace(is_open=lambda replica: replica is not diffuse)
+    budget = MemoryBudget(total_bytes=330, handoff_bytes=10, group_bytes=0)
+    store = ReplicaStore(cast(Any, host), CPU, budget, at_once, cast(Any, loader), None)
+    monkeypatch.setattr(store, "_attach", lambda *_: None)
+    await store.load_ahead((encode,), 221)
+    assert loader.calls == [], "no room beside the activations"
+    await store.load_ahead((encode, diffuse), 220)
+    assert loader.calls == ["load E"], "the other one would have to be mapped by the thread that computes"
+    await store.prepare((encode, diffuse))
+    assert loader.calls == ["load E", "load D"]
+    await store.load_ahead((decode,), 0)
+    await store.prepare((encode,))
+    assert loader.calls == ["load E", "load D", "load C", "close"], "nobody needs it any more"
+    assert store.resident_bytes == 200

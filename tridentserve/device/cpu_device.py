@@ -40,7 +40,7 @@ async def copy_at_once(copy: Callable[..., Any], *args: Any, after: WorkMark | N
 class CpuDevice:
     """See `ComputeDevice`."""
 
-    kind = name = "cpu"
+    kind = "cpu"
     is_host = True
     nixl_kind = "DRAM"
     alignment_bytes: int | None = None
@@ -48,6 +48,10 @@ class CpuDevice:
 
     def __init__(self, torch_device: torch.device) -> None:
         self.torch_device = torch_device
+
+    @property
+    def name(self) -> str:
+        return self.kind
 
     def enter_thread(self) -> None:
         pass

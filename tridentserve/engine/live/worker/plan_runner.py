@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from tridentserve.device import MemoryPeak, find_device
+from tridentserve.device import find_device
 from tridentserve.device.memory_errors import describe_out_of_memory, is_out_of_memory
 from tridentserve.engine.live.handoff.buffer import HandoffBuffer
 from tridentserve.engine.live.handoff.peer import HandoffKey
@@ -26,10 +25,9 @@ from tridentserve.engine.live.worker.denoising import StepControl
 from tridentserve.engine.live.worker.device_thread import DeviceThread
 from tridentserve.engine.live.worker.executor import Execution, StageExecutor
 from tridentserve.engine.live.worker.output_files import EncodedOutput, encode_outputs
+from tridentserve.engine.live.worker.plan_memory import PlanMemory, RunningPlan
 from tridentserve.engine.live.worker.step_teller import StepTeller
 from tridentserve.errors import HandoffError, OutOfMemoryError, TridentServeError, WorkerError
-from tridentserve.models.lora_files import lora_bytes
-from tridentserve.models.step_cache import count_cache_bytes
 from tridentserve.plans import DispatchPlan, Replica, WorkerId
 from tridentserve.requests import GenerationInputs
 from tridentserve.stages import Stage
@@ -39,23 +37,6 @@ logger = logging.getLogger(__name__)
 # Up to this number of bytes, the outputs of a plan go with its report: Ray, too, sends results of this size themselves
 # and not a reference to them. A reference costs both ends more than a millisecond.
 MAX_INLINE_BYTES = 100 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class RunningPlan:
-    """A plan that a worker has been given, with all that it needs to run it."""
-
-    plan: DispatchPlan
-    inputs: Mapping[str, GenerationInputs]
-    """Content of each member's request, by request id."""
-    control: StepControl
-    expected: ExpectedPeak
-    """Memory that its activations are expected to take on this worker."""
-    needed: tuple[Replica, ...]
-    """Replicas that it uses on this worker."""
-    tell: Callable[[PlanNote], None]
-    """Takes the notes of the plan, in the event loop."""
-    peak: MemoryPeak
 
 
 class PlanRunner:
@@ -80,14 +61,12 @@ class PlanRunner:
         self._device_thread = device_thread
         self._order = order
         self._executor = executor
-        self._replicas = replicas
-        self._host_copies = host_copies
+        self._memory = PlanMemory(self._device, replicas, host_copies)
         self._handoff = handoff
         self._painter = painter
         self._metrics = metrics
         self._running: dict[int, RunningPlan] = {}  # given to this worker and not ended
-        # By kinds of plans for which memory once ran out: bytes that they took beyond those expected.
-        self._unexpected: dict[Hashable, int] = {}
+        self._computing: RunningPlan | None = None
         self._kept: dict[int, list[EncodedOutput]] = {}  # outputs that nobody has collected yet, by plan
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -129,6 +108,7 @@ class PlanRunner:
         needed = list_needed_replicas(plan, self._worker_id)
         running = RunningPlan(plan, inputs, control, expected, needed, tell, self._device.make_memory_peak())
         self._running[plan.plan_id] = running
+        self._load_ahead()
 
         async def run() -> None:
             outcome = await self._run_in_turn(running)
@@ -162,7 +142,7 @@ class PlanRunner:
         try:
             async with self._order:
                 execution = await self._execute(running)
-                running.peak.end()
+                self._memory.end_peak(running)
             return await self._make_report(running, execution)
         except Exception as error:  # whatever it is, the scheduler must hear that the plan has ended
             return self._make_failure(plan, error)
@@ -176,7 +156,7 @@ class PlanRunner:
         try:
             # Weights and inputs come at the same time.
             incoming, frugal = await asyncio.gather(
-                self._fetch_inputs(plan), self._load_replicas(running), return_exceptions=True
+                self._fetch_inputs(plan), self._memory.load(running, self._list_queued(running)), return_exceptions=True
             )
             if isinstance(incoming, BaseException):
                 raise incoming
@@ -190,16 +170,17 @@ class PlanRunner:
         if plan.leader == self._worker_id and _wants_previews(running):
             await self._device_thread(self._painter.prepare, plan.model)
         running.peak.begin()
-        execution = await self._execute_in_memory(running, incoming, frugal)
+        execution = await self._compute(running, incoming, frugal)
         self._hand_on(plan, execution)
         return execution
 
-    async def _execute_in_memory(self, running: RunningPlan, incoming: dict[str, Parcel], frugal: bool) -> Execution:
-        """Where memory runs out, make room for the next try, which may be here, and expect as much as was seen."""
-        plan = running.plan
+    async def _compute(self, running: RunningPlan, incoming: dict[str, Parcel], frugal: bool) -> Execution:
+        """Run the plan in the device thread, while the weights of the next one come."""
+        self._computing = running
+        self._load_ahead()
         try:
             execution: Execution = await self._device_thread(
-                self._execute_and_mark, plan, self._collect_inputs(running), incoming, running.control, frugal
+                self._execute_and_mark, running.plan, self._collect_inputs(running), incoming, running.control, frugal
             )
         except Exception as error:
             if not is_out_of_memory(error):
@@ -207,12 +188,24 @@ class PlanRunner:
             what = describe_out_of_memory(error)
         else:
             return execution
-        running.peak.end()
-        unexpected_bytes = running.peak.growth_bytes - running.expected.num_bytes
-        key = _name_size(running)
-        self._unexpected[key] = max(unexpected_bytes, self._unexpected.get(key, 0))
-        await self._replicas.evict_all_but(self._list_queued(running))
+        finally:
+            self._computing = None
+        # Here, where the error keeps no tensors alive.
+        await self._memory.make_room(running, self._list_queued(running))
         raise WorkerError(f"memory ran out on {self._worker_id}: {what}")
+
+    def _load_ahead(self) -> None:
+        """Begin to bring the weights of the plan after the one that computes."""
+        if (running := self._computing) is not None:
+            later = iter(self._running.values())
+            after = next((other for each in later if each is running for other in later), None)
+            if after is not None:
+                self._memory.load_ahead(running, after)
+
+    def _list_queued(self, running: RunningPlan) -> set[Replica]:
+        """The replicas that other plans wait for."""
+        others = (other for other in self._running.values() if other is not running)
+        return {replica for other in others for replica in other.needed}
 
     def _execute_and_mark(self, *args: Any) -> Execution:
         """See `StageExecutor.execute_plan`; in the device thread."""
@@ -246,43 +239,6 @@ class PlanRunner:
             is_done = execution.paused_after is None
             if is_done and push_to is not None and push_to != self._worker_id:
                 self._handoff.push_output(key, push_to)
-
-    async def _load_replicas(self, running: RunningPlan) -> bool:
-        """Have in memory what the plan runs here. Returns whether it must be run frugally to fit."""
-        try:
-            return await self._load_within_budget(running)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            logger.warning("loading for plan %d is tried again: %r", running.plan.plan_id, error)
-        await self._replicas.evict_all_but(self._list_queued(running))
-        return await self._load_within_budget(running)
-
-    def _list_queued(self, running: RunningPlan) -> set[Replica]:
-        """The replicas that other plans wait for."""
-        others = (other for other in self._running.values() if other is not running)
-        return {replica for other in others for replica in other.needed}
-
-    async def _load_within_budget(self, running: RunningPlan) -> bool:
-        queued, unexpected_bytes = self._list_queued(running), self._unexpected.get(_name_size(running), 0)
-        expected, tell = running.expected.with_bytes(self._count_own_bytes(running) + unexpected_bytes), running.tell
-        try:
-            await self._replicas.prepare(running.needed, expected.num_bytes, queued, tell=tell)
-        except OutOfMemoryError:
-            if expected.frugal_bytes >= expected.num_bytes:
-                raise
-            await self._replicas.prepare(running.needed, expected.frugal_bytes, queued, tell=tell)
-            return True
-        return False
-
-    def _count_own_bytes(self, running: RunningPlan) -> int:
-        """Bytes that D needs for LoRAs and step caches, which no profile knows of."""
-        if Stage.DIFFUSE not in running.plan.stages:
-            return 0
-        replica, requests = Replica(running.plan.model, Stage.DIFFUSE), running.inputs.values()
-        folder, formats = self._host_copies.source(replica).folder, self._host_copies.formats(replica)
-        loras = lora_bytes(folder, (inputs.lora for inputs in requests))
-        return loras + count_cache_bytes(folder, requests, formats)
 
     async def _fetch_inputs(self, plan: DispatchPlan) -> dict[str, Parcel]:
         """Fetch the outputs of each member's previous plan, on the leader only. A member of a batch that has ended
@@ -342,12 +298,6 @@ class PlanRunner:
             message = f"{type(error).__name__} (more in the log of {self._worker_id})"
             code, retry = WorkerError.code, True
         return PlanReport(plan.plan_id, "failed", error=message, retry=retry, code=code)
-
-
-def _name_size(running: RunningPlan) -> Hashable:
-    """The same for plans that take the same memory."""
-    plan, shapes = running.plan, sorted(str(inputs.shape) for inputs in running.inputs.values())
-    return plan.model, plan.stages, plan.degree, tuple(shapes)
 
 
 def _wants_previews(running: RunningPlan) -> bool:
