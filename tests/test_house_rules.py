@@ -25,12 +25,15 @@ MAY_IMPORT = {
 }
 HEAVY = {"torch", "diffusers", "transformers", "nixl"}
 HEAVY_PLACES = (
+    "tridentserve/device/",
     "tridentserve/pipelines/",
     "tridentserve/parallel/",
     "tridentserve/engine/live/",
     "profiler/measure/",
 )
 RAY_PLACES = ("tridentserve/engine/live/", "deployments/")
+# The only place that may ask which kind of device it has.
+DEVICE_PLACE = "tridentserve/device/"
 MAX_MODULES = 12
 MIN_LINES = 30
 # Directories with more modules than that: they have one file per model family, or per script that is started.
@@ -74,6 +77,31 @@ def test_ray_and_torch_stay_in_their_places() -> None:
             if misplaced_ray or misplaced_torch:
                 wrong.add(f"{where} imports {name}")
     assert not wrong
+
+
+def attributes(text: str) -> Iterator[ast.Attribute]:
+    return (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute))
+
+
+def asks_for_the_device(node: ast.Attribute) -> bool:
+    """True for `torch.cuda`, `tensor.is_cuda`, and `device.type` or `torch.device(...).type`."""
+    owner = ast.unparse(node.value).lstrip("_")
+    of_device = owner.split("(")[0].rpartition(".")[2].lstrip("_") == "device"
+    return node.attr == "is_cuda" or (node.attr == "cuda" and owner == "torch") or (node.attr == "type" and of_device)
+
+
+def test_only_the_device_room_asks_which_device_it_has() -> None:
+    wrong = {
+        f"{where}:{node.lineno} has {ast.unparse(node)}"
+        for path in sources(*ROOMS)
+        if not (where := path.relative_to(ROOT).as_posix()).startswith(DEVICE_PLACE)
+        for node in attributes(path.read_text(encoding="utf-8"))
+        if asks_for_the_device(node)
+    }
+    assert not wrong
+    asked = ("torch.cuda.Stream", "slab.is_cuda", "self._device.type", "torch.device(x).type", "tensor.device.type")
+    for question in asked:
+        assert any(asks_for_the_device(node) for node in attributes(question)), question
 
 
 @pytest.mark.parametrize(

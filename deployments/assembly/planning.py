@@ -18,7 +18,6 @@ from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import ConfigError
 from tridentserve.plans import PlacementPlan, Replica
 from tridentserve.protocols import Replanner, StageTimes
-from tridentserve.scheduling.estimation.hot_groups import HotGroup, list_hot_groups
 from tridentserve.scheduling.prediction.scene import SharingRules
 from tridentserve.scheduling.scheduler import Scheduler
 from tridentserve.stages import Stage
@@ -132,12 +131,11 @@ def list_service_workers(args: AppArgs) -> list[WorkerSpec]:
     return list_workers(args, nodes)
 
 
-def plan_hot_groups(
-    args: AppArgs, times: StageTimes, specs: Sequence[WorkerSpec], placement: PlacementPlan
-) -> tuple[HotGroup, ...]:
-    """The process groups to make at the start: up to the widest degree in use, and no more than workers keep."""
-    widest = max(degree for model in args.models for degree in times.degrees(model.name, Stage.DIFFUSE))
-    return tuple(list_hot_groups(specs, placement, min(widest, 2**args.cluster.max_groups)))
+def find_hot_width(args: AppArgs, times: StageTimes) -> int:
+    """The most members of process groups that are made before a plan asks for them: the widest degree in use, and no
+    more than workers keep the groups of."""
+    widest: int = max(degree for model in args.models for degree in times.degrees(model.name, Stage.DIFFUSE))
+    return min(widest, 1 << args.cluster.max_groups)
 
 
 def list_degrees_in_use(times: StageTimes, load: Sequence[LoadShare], workers: Sequence[WorkerSpec]) -> list[int]:

@@ -8,7 +8,6 @@ from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.live.messages import ModelSource, WorkerConfig
 from tridentserve.engine.options import WorkerOptions
 from tridentserve.plans import PlacementPlan, Replica
-from tridentserve.scheduling.estimation.hot_groups import HotGroup
 from tridentserve.weights_share import WeightsShare
 
 
@@ -19,10 +18,10 @@ def make_worker_configs(
     shares: Mapping[Replica, WeightsShare],
     store: tuple[str, int],
     options: WorkerOptions,
-    groups: tuple[HotGroup, ...] = (),
+    hot_width: int = 1,
 ) -> list[WorkerConfig]:
     """The first incarnation of each worker. `shares`: the stages of which workers do not keep all weights; `store`:
-    host and port of the store in which process groups are formed; `groups`: those to make at the start."""
+    host and port of the store in which process groups are formed; `hot_width`: see `WorkerConfig`."""
     host, port = store
     return [
         WorkerConfig(
@@ -35,7 +34,7 @@ def make_worker_configs(
             store_host=host,
             store_port=port,
             options=options,
-            hot_groups=groups,
+            hot_width=hot_width,
         )
         for spec in specs
     ]

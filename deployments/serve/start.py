@@ -13,7 +13,7 @@ from ray.util import get_node_ip_address
 from ray.util.placement_group import PlacementGroup, placement_group_table
 
 from deployments.assembly.options import make_service_options
-from deployments.assembly.planning import assemble_service, list_workers, plan_hot_groups
+from deployments.assembly.planning import assemble_service, find_hot_width, list_workers
 from deployments.assembly.service_times import make_service_times
 from deployments.assembly.workers import make_worker_configs
 from deployments.config.app import AppArgs
@@ -57,10 +57,10 @@ async def start_engine(args: AppArgs, gpus_per_worker: float, prefix: str = "") 
         {spec.worker_id: placement.describe(spec.worker_id) for spec in specs},
     )
     store, abandon = await asyncio.to_thread(_start_store)
-    groups = plan_hot_groups(args, times, specs, placement)
+    at, hot_width = (store.host, store.port), find_hot_width(args, times)
     engine = LiveEngine(
         planners.scheduler,
-        make_worker_configs(specs, placement, sources, times.shares, (store.host, store.port), options.worker, groups),
+        make_worker_configs(specs, placement, sources, times.shares, at, options.worker, hot_width),
         ActorSpawner(options.worker.num_cpus, gpus_per_worker, group, bundles),
         abandon,
         options.engine,

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
 from profiler.cost_model import BATCH_LATENCY_GROWTH, LARGEST_BATCH
 from profiler.measure.configs import read_config_value
 from profiler.measure.stages import Source
+from tridentserve.device import find_device
 from tridentserve.errors import ModelFolderError, ProfileError
 from tridentserve.models.family import Family
 from tridentserve.models.model_folder import detect_family, read_component_classes, read_json, stage_weights_bytes
@@ -101,8 +100,9 @@ def check_measurable(source: Source, sweep: Sweep) -> None:
         raise ProfileError(f"{family.name} gains nothing beyond degree 2, one worker for each pass; measure no other")
     # A number that is none would be noticed only when the model is loaded, which takes minutes where it is large.
     _read_transformer_number(source, "num_attention_heads")
-    if torch.device(source.device).type == "cuda" and torch.cuda.device_count() < sweep.max_degree:
-        raise ProfileError(f"degree {sweep.max_degree} needs as many GPUs; there are {torch.cuda.device_count()}")
+    num_devices = find_device(source.device).count_devices()
+    if num_devices is not None and num_devices < sweep.max_degree:
+        raise ProfileError(f"degree {sweep.max_degree} needs as many GPUs; there are {num_devices}")
 
 
 def _check_shape(family: Family, shape: Shape) -> None:

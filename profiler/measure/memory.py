@@ -10,17 +10,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tridentserve.device import find_device
+
 
 def measure_peak_bytes(work: Callable[[], object], inputs: Mapping[str, torch.Tensor], device: torch.device) -> int:
     """Peak bytes while `work` runs: its inputs, and all that it makes and has not yet let go. Weights do not count."""
     held_bytes: int = sum(tensor.untyped_storage().nbytes() for tensor in inputs.values())
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        before_bytes = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        work()
-        torch.cuda.synchronize(device)
-        return held_bytes + int(torch.cuda.max_memory_allocated(device) - before_bytes)
+    if find_device(device).counts_allocations:
+        return held_bytes + find_device(device).measure_allocations(work)
     with _LiveStorages(inputs) as live:
         work()
     return int(held_bytes + live.peak_bytes)
@@ -28,9 +25,7 @@ def measure_peak_bytes(work: Callable[[], object], inputs: Mapping[str, torch.Te
 
 def count_free_bytes(device: str) -> int:
     """Bytes of the memory of a GPU that no process has taken, after torch's own start on it."""
-    torch.cuda.init()  # type: ignore[no-untyped-call]
-    free_bytes, _ = torch.cuda.mem_get_info(torch.device(device))
-    return int(free_bytes)
+    return find_device(device).count_free_bytes()
 
 
 class _LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves its mode untyped

@@ -29,6 +29,8 @@ from profiler.measure.stages import (
     sample_encode,
     set_threads,
 )
+from tridentserve.device import find_device
+from tridentserve.device.memory_errors import is_out_of_memory
 from tridentserve.errors import ProfileError
 from tridentserve.parallel import connect_store
 from tridentserve.requests import GenerationInputs, Shape
@@ -85,7 +87,7 @@ class Processes:
             try:
                 yield point, self._sample(point, conditions)
             except (MemoryError, RuntimeError) as error:
-                if not _is_out_of_memory(error):
+                if not is_out_of_memory(error):
                     raise
                 if stage is Stage.ENCODE and point.batch == 1 and self._source.condition_folder is None:
                     without_condition.add(point.shape)
@@ -134,7 +136,7 @@ class Processes:
             errors = [error, *(future.exception() for future in futures)]
             if any(isinstance(failure, BrokenProcessPool) for failure in errors):
                 raise ProfileError(f"a process of degree {degree} died at {point}; see the system's log") from error
-            raise next((failure for failure in errors if failure and _is_out_of_memory(failure)), error) from None
+            raise next((failure for failure in errors if failure and is_out_of_memory(failure)), error) from None
         return replace(leader, peak_bytes=max(peaks))
 
     def _free_ranks(self) -> None:
@@ -146,7 +148,7 @@ def choose_context(device: torch.device) -> ForkServerContext | SpawnContext:
     """The way in which processes are started that compute on devices of this kind: forked from one that has imported
     torch and diffusers, which takes them a tenth of the time. Those with a GPU import all by themselves: what the
     imports do to CUDA before a fork was not tried."""
-    if device.type != "cpu":
+    if not find_device(device).is_host:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["profiler.measure.stages"])
@@ -176,7 +178,7 @@ def _start_rank(num_threads: int) -> None:
 
 def _move_to_rank(source: Source, rank: int) -> Source:
     """One GPU per rank; ranks on the CPU share it."""
-    return source if torch.device(source.device).type == "cpu" else replace(source, device=f"cuda:{rank}")
+    return replace(source, device=find_device(source.device).find_of_rank(rank))
 
 
 @contextmanager
@@ -184,10 +186,5 @@ def _silence_memory_errors() -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    """True when the GPU's or the host's memory ran out; torch has no class of its own for the host."""
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)

@@ -22,6 +22,7 @@ import torch
 from profiler.measure.configs import read_config_value
 from profiler.measure.tokenizers import build_stand_in
 from profiler.published_models import Component, read_published_model
+from tridentserve.device import find_device
 from tridentserve.errors import ProfileError
 from tridentserve.models.model_folder import MODEL_INDEX, detect_family
 from tridentserve.models.number_formats import NumberFormat
@@ -98,7 +99,7 @@ def make_random_adapter(
     adapter = load_adapter(folder, stages, device=device, formats=formats, weights=False)
     wanted = named_tensors(adapter)
     target = torch.device(device)
-    if target.type == "cpu":
+    if find_device(target).is_host:
         _check_host_memory(_count_distinct_bytes(wanted))
     # What is no parameter (tables of positions, frequencies) is computed from the configuration, not random.
     computed = (

@@ -18,6 +18,7 @@ from profiler.measure.processes import Processes
 from profiler.measure.random_weights import count_weights_bytes
 from profiler.measure.stages import Sample, Source, set_threads
 from profiler.tables.rows import ProfileRow, ProfileTable, WeightsRow
+from tridentserve.device import find_device
 from tridentserve.engine.options import WorkerOptions
 from tridentserve.errors import ProfileError
 from tridentserve.models.number_formats import describe_formats
@@ -133,7 +134,7 @@ def _read_point(row: ProfileRow) -> ProfilePoint:
 def _describe_settings(source: Source, options: MeasureOptions) -> str:
     """The settings that all rows of a table must have in common."""
     formats = describe_formats(source.find_formats())
-    threads = f", threads {options.num_threads}" if torch.device(source.device).type == "cpu" else ""
+    threads = f", threads {options.num_threads}" if find_device(source.device).is_host else ""
     weights = ", random weights" if source.random_weights else ""
     guidance = "" if source.guidance_scale is None else f", guidance {source.guidance_scale:g}"
     versions = f"torch {torch.__version__}, diffusers {diffusers.__version__}"
@@ -183,4 +184,4 @@ def _make_weights_row(
 
 def find_device_name(device: str) -> str:
     """The value of the `gpu` column: `cpu`, or the name that CUDA gives the GPU."""
-    return "cpu" if torch.device(device).type == "cpu" else torch.cuda.get_device_name(torch.device(device))
+    return find_device(device).name

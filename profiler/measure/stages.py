@@ -19,6 +19,7 @@ from PIL import Image
 
 from profiler.measure.memory import measure_peak_bytes
 from profiler.measure.random_weights import make_random_adapter
+from tridentserve.device import find_device, free_cached_memory
 from tridentserve.models.kernels import Kernels
 from tridentserve.models.model_folder import detect_family, read_family
 from tridentserve.models.number_formats import NumberFormat, NumberFormats, find_formats
@@ -118,8 +119,7 @@ def release() -> None:
     """Let go of the models in this process."""
     _held.clear()
     gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    free_cached_memory()
 
 
 def set_threads(num_threads: int) -> None:
@@ -234,8 +234,7 @@ def measure_seconds(run: Callable[[], object], device: torch.device) -> float:
     """Call `run` and return the seconds until the device has done its work."""
     start_s = time.perf_counter()
     run()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    find_device(device).wait_for_all_work()
     return time.perf_counter() - start_s
 
 

@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 
 from profiler.measure.stages import WARM_UP, Source, build_inputs, load_stage
+from tridentserve.device import find_device
 from tridentserve.errors import ProfileError
 from tridentserve.models.model_folder import detect_family
 from tridentserve.pipelines import PipelineAdapter
@@ -46,8 +47,7 @@ class StockPipeline:
         ends_s: list[float] = []
 
         def note_end(*_: Any) -> dict[str, Any]:
-            if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)
+            find_device(self._device).wait_for_all_work()
             ends_s.append(time.perf_counter())
             return {}
 

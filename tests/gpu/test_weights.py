@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from tests.pipelines.models import formats_of, make_inputs, model_folder
+from tridentserve.device import find_device
+from tridentserve.device.pinned_memory import PinnedMemory, find_file_system
 from tridentserve.engine.live.messages import ModelSource
 from tridentserve.engine.live.weights.host_copies import HostCopies
-from tridentserve.engine.live.weights.pinned_memory import PinnedMemory, find_file_system
 from tridentserve.engine.live.weights.replica_store import MemoryBudget, ReplicaStore
 from tridentserve.engine.live.weights.weights_loader import WeightsLoader
 from tridentserve.pipelines import load_adapter
@@ -61,7 +62,7 @@ def test_an_error_of_cuda_waits_for_the_next_launch(gpu: torch.device) -> None:
 
 
 def test_files_in_memory_are_pinned_and_let_go(gpu: torch.device, in_memory: Path) -> None:
-    pinned, buffer = PinnedMemory(gpu), map_file(in_memory / "weights.bin")
+    pinned, buffer = PinnedMemory(find_device(gpu)), map_file(in_memory / "weights.bin")
     assert pinned.pin(buffer, in_memory / "weights.bin")
     assert is_pinned(buffer)
     assert torch.equal(buffer.to(gpu).cpu(), buffer)
@@ -71,7 +72,7 @@ def test_files_in_memory_are_pinned_and_let_go(gpu: torch.device, in_memory: Pat
 
 
 def test_an_owner_that_is_dropped_lets_go(gpu: torch.device, in_memory: Path) -> None:
-    owner, buffer = PinnedMemory(gpu), map_file(in_memory / "weights.bin")
+    owner, buffer = PinnedMemory(find_device(gpu)), map_file(in_memory / "weights.bin")
     owner.pin(buffer, in_memory / "weights.bin")
     del owner
     assert not is_pinned(buffer)
@@ -80,8 +81,8 @@ def test_an_owner_that_is_dropped_lets_go(gpu: torch.device, in_memory: Path) ->
 def test_a_pin_that_fails_leaves_no_error_behind(
     gpu: torch.device, in_memory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pinned, buffer = PinnedMemory(gpu), map_file(in_memory / "weights.bin")
-    others = PinnedMemory(gpu)
+    pinned, buffer = PinnedMemory(find_device(gpu)), map_file(in_memory / "weights.bin")
+    others = PinnedMemory(find_device(gpu))
     assert others.pin(buffer, in_memory / "weights.bin")
     with caplog.at_level(logging.WARNING):
         assert not pinned.pin(buffer, in_memory / "weights.bin"), "registered already"
@@ -95,7 +96,7 @@ def test_a_file_on_a_disk_is_not_pinned(gpu: torch.device, tmp_path: Path, caplo
         pytest.skip("the tests' directory is in memory")
     buffer = map_file(tmp_path / "weights.bin")
     with caplog.at_level(logging.WARNING):
-        assert not PinnedMemory(gpu).pin(buffer, tmp_path / "weights.bin")
+        assert not PinnedMemory(find_device(gpu)).pin(buffer, tmp_path / "weights.bin")
     assert "name a directory in memory" in caplog.text
     assert torch.equal(buffer.to(gpu).cpu(), buffer)
 

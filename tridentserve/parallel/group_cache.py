@@ -3,8 +3,9 @@ seconds)."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -47,7 +48,8 @@ class GroupCache:
     one, and make a new one otherwise.
 
     The keys that a use leaves in the store are deleted when the next use of the name has begun. The keys of a dropped
-    group are deleted when no member can wait for them any more. The cache is not thread-safe.
+    group are deleted when no member can wait for them any more. One thread uses the cache; `abort_groups_of`,
+    `abort_use` and `prepare` may be called in others.
     """
 
     def __init__(self, store: Store, device: torch.device, *, capacity: int, timeout_s: float) -> None:
@@ -56,6 +58,8 @@ class GroupCache:
         self._capacity = capacity
         self._timeout_s = timeout_s
         self._groups: OrderedDict[str, _CachedGroup] = OrderedDict()
+        self._lock = threading.Lock()  # of `_groups` and `_lost`
+        self._lost: Counter[str] = Counter()  # how often each member's process has ended
         # Prefixes of keys to delete, with the time from which no member waits for them.
         self._leftovers: deque[tuple[float, str]] = deque()
 
@@ -71,7 +75,8 @@ class GroupCache:
         workers in the group, for `drop_groups_of`. Raises `GroupError` when a member does not come in time, or has
         abandoned this use."""
         self._tidy()
-        held = self._groups.get(name)
+        with self._lock:
+            held, lost = self._groups.get(name), self._count_lost(members)
         if held is not None and held.group.failed:
             held = None
         mine = held.group.name if held is not None else ""
@@ -88,11 +93,55 @@ class GroupCache:
             with suppress(RuntimeError):  # An error of the store is harmless here: nothing depends on the deletion.
                 # All members are here, so all of them have read the keys of the previous use.
                 self._store.delete_key(_make_key(name, held.last_use, rank))
-        self._groups[name] = _CachedGroup(group, tuple(members), use)
-        self._groups.move_to_end(name)
+        with self._lock:
+            self._groups[name] = _CachedGroup(group, tuple(members), use)
+            self._groups.move_to_end(name)
+            is_broken = self._count_lost(members) != lost
+        if is_broken:
+            self.drop(name)
+            raise GroupError(f"group {name!r}: a member was lost while it was made")
         while len(self._groups) > self._capacity:
             self.drop(next(iter(self._groups)))
         return group
+
+    def prepare(self, name: str, rank: int, size: int, use: int, members: Sequence[str]) -> None:
+        """Make a group before a plan asks for it, beside what the other thread does, unless one is held. Raises
+        `GroupError`."""
+        with self._lock:
+            held, lost = self._groups.get(name), self._count_lost(members)
+        mine = "" if held is None or held.group.failed else held.group.name
+        theirs = self._exchange(name, rank, size, use, mine)
+        self._delete_later(f"use/{name}/{use}/")
+        if mine and all(other == mine for other in theirs):
+            return
+        made = make_group(self._store, f"{name}@{use}", rank, size, self._device, self._timeout_s)
+        made.connect()
+        with self._lock:
+            held = self._groups.get(name)
+            # One that is held may be in use.
+            is_free = len(self._groups) < self._capacity if held is None else held.group.failed
+            if is_free and self._count_lost(members) == lost:
+                self._groups[name] = _CachedGroup(made, tuple(members), use)
+                return
+        made.close()
+
+    def abort_groups_of(self, member: str) -> None:
+        """The process of a member has ended: collectives with it cannot."""
+        with self._lock:
+            self._lost[member] += 1
+            broken = [held.group for held in self._groups.values() if member in held.members]
+        for group in broken:
+            group.abort()
+
+    def abort_use(self, name: str, use: int) -> None:
+        """A member has given up this use of a group: collectives of it cannot end."""
+        with self._lock:
+            held = self._groups.get(name)
+        if held is not None and held.last_use == use:
+            held.group.abort()
+
+    def _count_lost(self, members: Sequence[str]) -> list[int]:
+        return [self._lost[member] for member in members]
 
     def abandon(self, name: str, rank: int, use: int) -> None:
         """Leave a use, before or after its handshake: members that wait for this one get their `GroupError` at once, in
@@ -103,7 +152,8 @@ class GroupCache:
 
     def drop(self, name: str) -> None:
         """Close a group if the cache holds it. Members that wait in it fail at once."""
-        held = self._groups.pop(name, None)
+        with self._lock:
+            held = self._groups.pop(name, None)
         if held is not None:
             held.group.close()
             self._delete_later(f"use/{name}/{held.last_use}/")
@@ -111,7 +161,9 @@ class GroupCache:
 
     def drop_groups_of(self, member: str) -> None:
         """Close all groups of a member whose process has ended."""
-        for name in [name for name, held in self._groups.items() if member in held.members]:
+        with self._lock:
+            names = [name for name, held in self._groups.items() if member in held.members]
+        for name in names:
             self.drop(name)
 
     def _exchange(self, name: str, rank: int, size: int, use: int, mine: str) -> list[str]:

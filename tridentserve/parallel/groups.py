@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -17,21 +17,23 @@ import torch
 from torch.distributed import (  # type: ignore[attr-defined]  # public names that torch does not export for mypy
     PrefixStore,
     ProcessGroup,
-    ProcessGroupGloo,
     Store,
     TCPStore,
 )
 
+from tridentserve.device import find_device
+from tridentserve.device.backends import LOOPBACK, make_gloo
 from tridentserve.errors import GroupError
 from tridentserve.parallel.collectives import CollectiveGroup, Shapes
 
+MakeBackend = Callable[[Any, int, int, float], tuple[Any, Any]]
+
 # Longest time until the store answers: seconds on an idle node, more where many workers start at once.
 _STORE_TIMEOUT_S = 120.0
-_LOOPBACK = "127.0.0.1"
 
 
 def connect_store(
-    host: str = _LOOPBACK, port: int = 0, *, is_server: bool = False, timeout_s: float = _STORE_TIMEOUT_S
+    host: str = LOOPBACK, port: int = 0, *, is_server: bool = False, timeout_s: float = _STORE_TIMEOUT_S
 ) -> TCPStore:
     """Start or reach the key-value store in which members of a group find each other.
 
@@ -64,10 +66,17 @@ class SequenceGroup(CollectiveGroup):
     cannot be used. Tensors live on `device`.
     """
 
-    def __init__(self, name: str, process_group: ProcessGroup, device: torch.device) -> None:
+    def __init__(
+        self, name: str, process_group: ProcessGroup, device: torch.device, control: ProcessGroup | None = None
+    ) -> None:
+        """`control`: a group of the same members whose collectives are in host memory, where those of `process_group`
+        are not. Commands go over it: they wait for no work of the device, and a member that has left is noticed at
+        once."""
         self.name = name
         self.device = device
         self._process_group: ProcessGroup | None = process_group
+        self._control = control
+        self._has_control = control is not None
         self.rank = process_group.rank()
         self.size = process_group.size()
         self.failed = False
@@ -130,34 +139,60 @@ class SequenceGroup(CollectiveGroup):
         payload = json.dumps(value).encode() if self.rank == 0 else b""
         length = self.agree(len(payload))
         buffer = bytearray(payload) if self.rank == 0 else bytearray(length)
-        data = torch.frombuffer(buffer, dtype=torch.uint8).to(self.device)
-        self._broadcast(data)
-        return json.loads(bytes(data.cpu().numpy()))
+        data = torch.frombuffer(buffer, dtype=torch.uint8)
+        self._command(data)
+        return json.loads(bytes(data.numpy()))
 
     def agree(self, command: int = 0) -> int:
         """Return the `command` of rank 0 on every rank, so that all members continue or stop at the same step."""
-        word = torch.tensor([command], dtype=torch.int64, device=self.device)
-        self._broadcast(word)
+        word = torch.tensor([command], dtype=torch.int64)
+        self._command(word)
         return int(word.item())
+
+    def connect(self) -> None:
+        """Have all members reach each other: NCCL does so at the first collective."""
+        self._broadcast(torch.zeros(1, dtype=torch.uint8, device=self.device))
+        find_device(self.device).wait_for_work()
+
+    def confirm(self) -> None:
+        """Raise `GroupError` where a collective before this may have been given up, after the device has done its work.
+        All members call it. Where collectives are waited for on the device, those that are given up raise nothing: the
+        next one does."""
+        if self._has_control:
+            self._broadcast(torch.zeros(1, dtype=torch.uint8, device=self.device))
+
+    def abort(self) -> None:
+        """Give up the collectives of this member, from whatever thread: it is known that they cannot end."""
+        self.failed = True
+        with suppress(AttributeError):  # it has been closed meanwhile
+            find_device(self.device).abort_group(self._process_group)
 
     def close(self) -> None:
         """Leave the group. Members that wait in a collective get their `GroupError` at once."""
         self.failed = True
-        if self._process_group is not None and self.device.type == "cuda":
-            self._process_group.abort()
-        # Gloo's abort leaves the connections open; they close with the last reference.
-        self._process_group = None
+        if self._process_group is not None:
+            find_device(self.device).abort_group(self._process_group)
+        # Gloo's connections close with the last reference.
+        self._process_group = self._control = None
 
     def _broadcast(self, tensor: torch.Tensor) -> None:
         if tensor.numel():
             with self._guard_collective("broadcast"):
                 self._get_members().broadcast(tensor, 0).wait()
 
-    def _get_members(self) -> ProcessGroup:
+    def _command(self, tensor: torch.Tensor) -> None:
+        """Give all members rank 0's tensor, in host memory."""
+        if tensor.numel():
+            with self._guard_collective("command"):
+                self._get_members(self._has_control).broadcast(tensor, 0).wait()
+
+    def _get_members(self, of_control: bool = False) -> ProcessGroup:
         # The process group is never kept in a variable: the traceback of an error would hold it, and so keep open the
         # connections that `close` ends.
         if self.failed or self._process_group is None:
             raise GroupError(f"group {self.name!r} has failed or was closed before; make a new one")
+        if of_control and self._control is not None:
+            return self._control
         return self._process_group
 
     @contextmanager
@@ -184,25 +219,25 @@ def make_group(store: Store, name: str, rank: int, size: int, device: torch.devi
     Each group needs a new name, also one that replaces a failed group. Raises `GroupError` when a member does not
     come within `timeout_s`, which also bounds every later collective.
     """
-    prefixed = PrefixStore(make_store_prefix(name).removesuffix("/"), store)
-    process_group = ProcessGroup(prefixed, rank, size)
-    timeout = timedelta(seconds=timeout_s)
+    own = find_device(device)
     try:
-        backend: Any
-        if device.type == "cuda":
-            from torch.distributed import ProcessGroupNCCL  # not in CPU builds of torch
-
-            nccl = ProcessGroupNCCL.Options()
-            nccl._timeout = timeout
-            backend, kind = ProcessGroupNCCL(prefixed, rank, size, nccl), ProcessGroup.BackendType.NCCL
-        else:
-            gloo: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-            gloo._devices = [ProcessGroupGloo.create_device(hostname=_LOOPBACK)]
-            gloo._timeout = timeout
-            backend, kind = ProcessGroupGloo(prefixed, rank, size, gloo), ProcessGroup.BackendType.GLOO
+        process_group = _join(store, name, rank, size, own.make_backend, own.kind, timeout_s)
+        control = None
+        if not own.is_host:
+            control = _join(store, f"{name}/control", rank, size, make_gloo, "cpu", timeout_s)
     except RuntimeError as error:
         raise GroupError(f"cannot make group {name!r} as rank {rank} of {size}: {error}") from error
+    return SequenceGroup(name, process_group, device, control)
+
+
+def _join(
+    store: Store, name: str, rank: int, size: int, make_backend: MakeBackend, kind: str, timeout_s: float
+) -> ProcessGroup:
+    """A process group of one backend, for tensors on devices of one kind."""
+    prefixed = PrefixStore(make_store_prefix(name).removesuffix("/"), store)
+    process_group = ProcessGroup(prefixed, rank, size)
+    backend, backend_type = make_backend(prefixed, rank, size, timeout_s)
     backend._set_sequence_number_for_group()
-    process_group._register_backend(torch.device(device.type), kind, backend)
-    process_group._set_default_backend(kind)
-    return SequenceGroup(name, process_group, device)
+    process_group._register_backend(torch.device(kind), backend_type, backend)
+    process_group._set_default_backend(backend_type)
+    return process_group

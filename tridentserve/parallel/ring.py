@@ -6,12 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch.nn import functional
 
+from tridentserve.device import find_device
 from tridentserve.parallel.collectives import CollectiveGroup, Shapes
-
-# CUDA's kernel reads masks whose rows begin at multiples of so many numbers.
-_MASK_ALIGNMENT = 16
 
 
 class SoftmaxSum:
@@ -52,16 +49,7 @@ def attend(
         if mask.dtype == torch.bool:
             mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, -torch.inf)
         mask = mask.to(query.dtype)
-    if query.device.type == "cpu":
-        output, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, attn_mask=mask, scale=scale
-        )
-    else:
-        aligned = None if mask is None else _align(mask).expand(*query.shape[:3], key.shape[2])
-        output, log_sum, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
-            query, key, value, aligned, compute_log_sumexp=True, scale=scale
-        )
-        log_sum = log_sum[..., : query.shape[2]]
+    output, log_sum = find_device(query.device).attend(query, key, value, mask, scale)
     if mask is not None:
         # The kernels say 0 of a query that sees nothing.
         log_sum = log_sum.masked_fill(mask.isneginf().all(-1), -torch.inf)
@@ -81,8 +69,3 @@ def pass_around(
         use(owner, parts)
         if finish is not None:
             parts = finish()
-
-
-def _align(mask: torch.Tensor) -> torch.Tensor:
-    keys = mask.shape[-1]
-    return functional.pad(mask, (0, -keys % _MASK_ALIGNMENT))[..., :keys]

@@ -33,6 +33,7 @@ class TokenSharding:
         self.group = group
         self.sizes: list[int] = []
         """Image tokens by rank, as `shard` shared them out."""
+        self._sharable: torch.Tensor | None = None  # the mask that was looked at last
 
     def shard(self, tokens: torch.Tensor) -> torch.Tensor:
         """Select this rank's image tokens, (batch, local, channels), of all image tokens, (batch, tokens, channels).
@@ -117,7 +118,9 @@ class TokenSharding:
         (3, batch, heads, tokens, channels)."""
         if kwargs.get("attn_mask") is not None:
             tokens = sum(self.sizes)
-            mask = _expand_mask(kwargs["attn_mask"], text.shape[-2], text_first, tokens, tokens)
+            mask = kwargs["attn_mask"]
+            self._check_mask(mask, text.shape[-2], text_first)
+            mask = _expand_mask(mask, text.shape[-2], text_first, tokens, tokens)
             kwargs = {**kwargs, "attn_mask": mask}
         return sdpa(*join_text(text, image, text_first).unbind(0), **kwargs)
 
@@ -134,6 +137,8 @@ class TokenSharding:
         count = text.shape[-2]
         members = GroupPart(self.group, range(self.group.rank % width, self.group.size, width))
         sizes = [sum(self.sizes[start : start + width]) for start in range(0, self.group.size, width)]
+        if kwargs.get("attn_mask") is not None:
+            self._check_mask(kwargs["attn_mask"], count, text_first)
         query, result = join_text(text[0], image[0], text_first), SoftmaxSum()
 
         def add(owner: int, parts: torch.Tensor) -> None:
@@ -150,19 +155,31 @@ class TokenSharding:
         pass_around(members, image[1:], [(2, *shape) for shape in shapes], add)
         return result.finish(query.dtype)
 
+    def _check_mask(self, mask: torch.Tensor, text: int, text_first: bool) -> None:
+        """Raise `ConfigError` where a mask of queries and keys tells image tokens apart. All layers of a model have the
+        same mask: it is looked at once, since the answer has to be waited for."""
+        if mask.shape[-2] == 1 or (self._sharable is not None and _is_same(mask, self._sharable)):
+            return
+        _, image = split_text(mask, text, text_first)
+        if bool((image != image[..., :1, :]).any()):
+            raise ConfigError(
+                f"an attention masks image tokens one by one (mask of shape {tuple(mask.shape)}), which cannot be "
+                "shared by several workers; use degree 1"
+            )
+        self._sharable = mask
+
+
+def _is_same(mask: torch.Tensor, other: torch.Tensor) -> bool:
+    """True for two views of the same numbers."""
+    return mask.data_ptr() == other.data_ptr() and mask.shape == other.shape and mask.stride() == other.stride()
+
 
 def _expand_mask(mask: torch.Tensor, text: int, text_first: bool, queries: int, keys: int) -> torch.Tensor:
     """Expand a mask of keys, (batch, 1, 1, text + local), or of queries and keys, to so many image tokens. Only text
-    can be masked; `ConfigError` is raised where a mask tells image tokens apart."""
+    can be masked (`TokenSharding._check_mask`)."""
     whole = _expand_rows(mask.transpose(-1, -2), text, text_first, keys).transpose(-1, -2)
     if mask.shape[-2] == 1:
         return whole
-    _, image = split_text(mask, text, text_first)
-    if bool((image != image[..., :1, :]).any()):
-        raise ConfigError(
-            f"an attention masks image tokens one by one (mask of shape {tuple(mask.shape)}), which cannot be "
-            "shared by several workers; use degree 1"
-        )
     return _expand_rows(whole, text, text_first, queries)
 
 

@@ -150,7 +150,7 @@ def _load(
 ) -> Any:
     """Load one component with its weights onto the device, ready for inference."""
     component_class = _find_component_class(folder, name, library, class_name)
-    if device.type == "meta" and issubclass(component_class, torch.nn.Module):
+    if device == torch.device("meta") and issubclass(component_class, torch.nn.Module):
         return _build_on_meta(folder / name, component_class, getattr(torch, formats[name])).eval()
     if issubclass(component_class, transformers.ProcessorMixin):
         with _report_damage(folder / name, class_name):

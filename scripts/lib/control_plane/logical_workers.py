@@ -205,6 +205,12 @@ class LogicalWorkerCalls:
     async def unload_model(self, model: str) -> None:
         """Nothing is loaded."""
 
+    def abort_groups_of(self, worker_id: WorkerId) -> None:
+        """There are no groups."""
+
+    def abort_groups_of_plan(self, plan_id: int) -> None:
+        """There are no groups."""
+
 
 class LogicalWorkerHandle(WorkerHandle):
     """The engine's handle of a logical worker. Its calls over the channel are those of a real one."""
@@ -217,9 +223,6 @@ class LogicalWorkerHandle(WorkerHandle):
         return self.actor.start_worker.remote(self._config)
 
     def connect_peers(self, peers: object) -> Any:
-        return _do_nothing()
-
-    def make_groups(self) -> Any:
         return _do_nothing()
 
     def watch(self) -> Any:

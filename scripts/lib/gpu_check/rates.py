@@ -13,9 +13,10 @@ from pathlib import Path
 import torch
 
 from profiler.measure.stages import measure_seconds
+from tridentserve.device import find_device
+from tridentserve.device.pinned_memory import PinnedMemory
 from tridentserve.engine.live.transport.nixl_link import NixlLink
 from tridentserve.engine.live.transport.nixl_memory import locate_memory
-from tridentserve.engine.live.weights.pinned_memory import PinnedMemory
 from tridentserve.engine.live.weights.weights_loader import copy_blocks
 from tridentserve.engine.options import WorkerOptions
 
@@ -44,7 +45,7 @@ def measure_host_rates(num_bytes: int, folder: Path) -> dict[str, float]:
                 os.posix_fallocate(file.fileno(), 0, num_bytes)
             mapped = torch.from_file(str(path), shared=True, size=num_bytes, dtype=torch.uint8)
             mapped.fill_(1)
-            owner = PinnedMemory(device)
+            owner = PinnedMemory(find_device(device))
             rates[f"{name}_is_pinned"] = float(owner.pin(mapped, path))
             load = _make_load(target, mapped)
             rates[f"{name}_to_gpu"] = _rate(load, num_bytes, device)

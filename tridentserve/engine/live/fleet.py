@@ -17,6 +17,7 @@ from tridentserve.engine.live.worker_handle import Peers, PlanItem, WorkerHandle
 from tridentserve.errors import WorkerError
 from tridentserve.plans import DispatchPlan, PlacementPlan, WorkerId
 from tridentserve.requests import GenerationInputs
+from tridentserve.scheduling.estimation.hot_groups import HotGroup, list_hot_groups
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class WorkerFleet:
         self._on_joined = on_joined
         self._on_lost = on_lost
         self._watchers: dict[WorkerId, asyncio.Task[None]] = {}
+        self._num_makings = 0  # how often hot groups have been made
 
     @property
     def alive(self) -> list[WorkerId]:
@@ -98,6 +100,25 @@ class WorkerFleet:
             member.config = replace(member.config, replicas=replicas, label=placement.describe(worker_id))
             if member.handle is not None:
                 member.handle.set_placement(replicas, member.config.label)
+        self._prepare_groups()
+
+    def _prepare_groups(self) -> None:
+        """Have the workers that are up make the hot groups of the placement that they do not have, beside their plans.
+        Nobody waits for them. All members hear of them in the same order."""
+        for worker_id, groups in self._list_hot_groups().items():
+            for handle in self.list_handles([worker_id]):
+                handle.prepare_groups(groups, self._num_makings)
+
+    def _list_hot_groups(self) -> dict[WorkerId, list[HotGroup]]:
+        """The hot groups of each worker that is up, for another making."""
+        self._num_makings += 1
+        configs = [member.config for member in self._workers.values() if member.handle is not None]
+        placement = PlacementPlan({config.spec.worker_id: config.replicas for config in configs})
+        incarnations = {config.spec.worker_id: config.incarnation for config in configs}
+        width = max((config.hot_width for config in configs), default=1)
+        found = list_hot_groups([config.spec for config in configs], placement, width, incarnations)
+        members = {worker_id: [group for group in found if worker_id in group.workers] for worker_id in incarnations}
+        return {worker_id: groups for worker_id, groups in members.items() if groups}
 
     @property
     def nodes(self) -> list[str]:
@@ -148,7 +169,8 @@ class WorkerFleet:
         everyone = ray.put(self._list_addresses(self._workers))  # once, not once for each of them
         await asyncio.gather(*(handle.connect_peers(everyone) for handle in started.values()))
         loaded_s = time.monotonic()
-        await asyncio.gather(*(handle.make_groups() for handle in started.values()))
+        hot, number = self._list_hot_groups(), self._num_makings
+        await asyncio.gather(*(self.get_handle(each).make_groups(groups, number) for each, groups in hot.items()))
         logger.info(
             "%d workers started in %.1f s, their groups in %.1f s",
             len(started),
@@ -192,6 +214,8 @@ class WorkerFleet:
         handle.kill()
         member = self._workers[worker_id]
         member.handle = member.ready = None
+        for other in self.list_handles(self.alive):  # they may be waiting for it in a collective
+            other.abort_groups_of(worker_id)
         self._on_lost(worker_id, why)
         handle.fail_plans(why)
         logger.warning("worker %s is lost: %s", worker_id, await death)  # Ray knows best why a process has ended
@@ -219,6 +243,7 @@ class WorkerFleet:
             newcomer = self._list_addresses([worker_id])
             others = self.list_handles([other for other in self.alive if other != worker_id])
             await asyncio.gather(*(other.connect_peers(newcomer) for other in others), return_exceptions=True)
+            self._prepare_groups()
         except Exception as error:  # whatever it is, the next try may do better
             logger.warning("worker %s did not come back: %s", worker_id, error)
             member.handle = member.ready = None

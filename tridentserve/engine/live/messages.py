@@ -16,7 +16,6 @@ from tridentserve.models.step_cache import StepCache
 from tridentserve.plans import DispatchPlan, PlanMember, Replica, StageSpan
 from tridentserve.protocols import LoadSource
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape
-from tridentserve.scheduling.estimation.hot_groups import HotGroup
 from tridentserve.weights_share import WeightsShare
 
 
@@ -48,8 +47,8 @@ class WorkerConfig:
     store_host: str
     store_port: int
     options: WorkerOptions = field(default_factory=WorkerOptions)
-    hot_groups: tuple[HotGroup, ...] = ()
-    """Process groups that are made when all workers have started, by their first incarnations."""
+    hot_width: int = 1
+    """The most members of the process groups that are made before a plan asks for them (`list_hot_groups`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,6 +191,10 @@ class PlanDriver:
         given.reports[rank] = report
         reports = [found for found in given.reports if found is not None]
         plan = given.plan
+        if report.outcome == "failed":
+            others = [worker for worker, found in zip(plan.workers, given.reports, strict=True) if found is None]
+            for other in self._fleet.list_handles(others):  # they may be waiting for it in a collective
+                other.abort_groups_of_plan(plan.plan_id)
         if len(reports) < plan.degree:
             return
         del self._plans[plan.plan_id]

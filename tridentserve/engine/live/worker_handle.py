@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -15,6 +15,7 @@ from tridentserve.engine.live.messages import ExpectedPeak, ModelSource, PlanNot
 from tridentserve.errors import WorkerError
 from tridentserve.plans import DispatchPlan, Replica, WorkerId
 from tridentserve.requests import GenerationInputs
+from tridentserve.scheduling.estimation.hot_groups import HotGroup
 
 # Other workers, and where they are reached.
 Peers = dict[WorkerId, tuple[ActorHandle[Any], WorkerReady]]
@@ -41,10 +42,6 @@ class WorkerHandle:
     def connect_peers(self, peers: Peers | ray.ObjectRef[Peers]) -> Awaitable[None]:
         """`peers`: or Ray's reference to them, where many workers get the same ones."""
         answer: Awaitable[None] = self.actor.connect_peers.remote(peers)
-        return answer
-
-    def make_groups(self) -> Awaitable[None]:
-        answer: Awaitable[None] = self.actor.make_groups.remote()
         return answer
 
     def watch(self) -> Awaitable[None]:
@@ -94,6 +91,18 @@ class WorkerHandle:
         """`take` is called with each item as it comes, and must not raise."""
         self._plans.begin(plan.plan_id, take)
         self._require_channel().tell("run_plan", plan, dict(inputs), peak, is_watched)
+
+    def make_groups(self, groups: Sequence[HotGroup], number: int) -> Awaitable[None]:
+        return self._require_channel().ask("make_groups", groups, number)
+
+    def prepare_groups(self, groups: Sequence[HotGroup], number: int) -> None:
+        self._require_channel().tell("prepare_groups", groups, number)
+
+    def abort_groups_of(self, worker_id: WorkerId) -> None:
+        self._require_channel().tell("abort_groups_of", worker_id)
+
+    def abort_groups_of_plan(self, plan_id: int) -> None:
+        self._require_channel().tell("abort_groups_of_plan", plan_id)
 
     def stop_plan(self, plan_id: int) -> None:
         self._require_channel().tell("stop_plan", plan_id)

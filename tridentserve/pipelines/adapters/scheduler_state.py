@@ -13,6 +13,7 @@ import diffusers
 import numpy as np
 import torch
 
+from tridentserve.device import find_device
 from tridentserve.errors import HandoffError, InvalidRequestError
 from tridentserve.pipelines.base import Tensors
 
@@ -68,7 +69,7 @@ def _flatten(value: Any, path: str, tensors: Tensors) -> Any:
         return value
     if isinstance(value, torch.Tensor):
         tensors[path] = value
-        return {"tensor": path, "host": value.device.type == "cpu"}
+        return {"tensor": path, "host": find_device(value.device).is_host}
     if isinstance(value, np.ndarray):
         tensors[path] = torch.from_numpy(value)
         return {"array": path}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tridentserve.cluster import WorkerSpec
@@ -28,10 +28,16 @@ def group_name(members: Sequence[tuple[WorkerId, int]], failures: int = 0) -> st
     return f"{','.join(f'{worker_id}#{incarnation}' for worker_id, incarnation in members)}/{failures}"
 
 
-def list_hot_groups(workers: Sequence[WorkerSpec], placement: PlacementPlan, max_degree: int) -> list[HotGroup]:
+def list_hot_groups(
+    workers: Sequence[WorkerSpec],
+    placement: PlacementPlan,
+    max_degree: int,
+    incarnations: Mapping[WorkerId, int] | None = None,
+) -> list[HotGroup]:
     """The aligned power-of-two blocks, up to `max_degree` wide, of workers that may run D together: of 8 alike on one
     node 4 pairs, 2 quads, 1 octet. These are the sets that dispatchers prefer (`dispatch.workers.pools`). Narrow ones
-    first, so that members that make them in this order never wait for one another in a circle."""
+    first, so that members that make them in this order never wait for one another in a circle. `incarnations`: those of
+    workers that have been replaced."""
     alike: defaultdict[tuple[str, int, frozenset[Replica]], list[WorkerId]] = defaultdict(list)
     for worker in workers:
         held = placement.replicas.get(worker.worker_id, frozenset())
@@ -39,7 +45,7 @@ def list_hot_groups(workers: Sequence[WorkerSpec], placement: PlacementPlan, max
             alike[worker.node_id, worker.memory_bytes, held].append(worker.worker_id)
     blocks = [block for ids in alike.values() for block in _list_blocks(sorted(ids), max_degree)]
     return [
-        HotGroup(group_name([(worker_id, 0) for worker_id in block]), block)
+        HotGroup(group_name([(worker_id, (incarnations or {}).get(worker_id, 0)) for worker_id in block]), block)
         for block in sorted(blocks, key=lambda block: (len(block), block))
     ]
 

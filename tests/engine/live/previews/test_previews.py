@@ -16,6 +16,7 @@ from PIL import Image
 
 from tests.pipelines.models import load_stage, make_inputs, model_folder
 from tests.support.waiting import until
+from tridentserve.device import find_device
 from tridentserve.engine.live.messages import ModelSource
 from tridentserve.engine.live.previews.due_previews import DuePreviews, list_partial_steps
 from tridentserve.engine.live.previews.painter import PreviewPainter
@@ -53,7 +54,11 @@ def denoise(
     folder: Path, requests: Sequence[GenerationInputs], watched: bool = True
 ) -> tuple[dict[str, Parcel], Sketches]:
     """The outputs of a plan that does all steps of requests a, b, ..., and the sketches that it gave."""
-    executor, control, sketches = StageExecutor("w", cast(Any, HeldStages(folder)), cast(Any, None)), StepControl(), []
+    executor, control, sketches = (
+        StageExecutor("w", cast(Any, HeldStages(folder)), cast(Any, None), find_device("cpu")),
+        StepControl(),
+        [],
+    )
     names, steps = "abc"[: len(requests)], (0, requests[0].num_inference_steps)
     plan = DispatchPlan(0, "m", (Stage.ENCODE, Stage.DIFFUSE), ("w",), tuple(PlanMember(name, steps) for name in names))
     control.on_preview = lambda *told: sketches.append(told)

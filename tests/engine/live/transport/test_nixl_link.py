@@ -14,6 +14,7 @@ from nixl._api import nixl_agent_config
 
 from tests.engine.live.handoff.test_handoff import DirectPeer
 from tests.support.waiting import PATIENCE_S, until
+from tridentserve.device.cpu_device import CpuDevice
 from tridentserve.engine.live.handoff.buffer import HandoffBuffer
 from tridentserve.engine.live.handoff.peer import HandoffKey
 from tridentserve.engine.live.transport import nixl_link
@@ -51,7 +52,7 @@ def test_its_thread_has_the_context_of_the_slabs_device_before_nixl_starts(
         seen.append(("start", threading.get_ident()))
         return start(name)
 
-    monkeypatch.setattr(nixl_link, "make_current", lambda device: seen.append((str(device), threading.get_ident())))
+    monkeypatch.setattr(CpuDevice, "enter_thread", lambda device: seen.append((device.kind, threading.get_ident())))
     monkeypatch.setattr(NixlLink, "_start", staticmethod(start_agent))
     NixlLink("with-context", slabs[0]).close()
     assert [what for what, _ in seen] == ["cpu", "start"]
@@ -141,7 +142,7 @@ async def test_a_slot_whose_bytes_come_too_late_is_free_then(
     buffer = HandoffBuffer("b", {"a": DirectPeer(links[0])}, slabs[1], links[1])
     assert await buffer.reserve_slot(KEY, "a", ParcelLayout((), 64, {})) == 0
     with pytest.raises(HandoffError):
-        buffer._inbox.copy_out(KEY, torch.device("cpu"))
+        await buffer._inbox.copy_out(KEY, torch.device("cpu"))
     await asyncio.wait({buffer._inbox._slots[KEY].arrived})
     buffer.forget_request(KEY.request_id, KEY.plan_id)
     assert buffer.used_bytes == 64  # it may still be written into

@@ -19,6 +19,7 @@ import torch
 from profiler.measure.memory import measure_peak_bytes
 from tests.pipelines.models import edit_json, make_inputs
 from tests.support.waiting import until
+from tridentserve.device.pinned_memory import PinnedMemory
 from tridentserve.engine.live.messages import ModelSource, ReplicaLoad
 from tridentserve.engine.live.transport.nixl_link import NixlLink
 from tridentserve.engine.live.transport.nixl_memory import Memory
@@ -27,7 +28,6 @@ from tridentserve.engine.live.weights import host_copies
 from tridentserve.engine.live.weights import replica_store as replicas
 from tridentserve.engine.live.weights.host_copies import HostCopies
 from tridentserve.engine.live.weights.peer_weights import PeerWeights, WeightOrder
-from tridentserve.engine.live.weights.pinned_memory import PinnedMemory
 from tridentserve.engine.live.weights.replica_store import MemoryBudget, ReplicaStore
 from tridentserve.engine.live.weights.weights_loader import WeightsLoader, copy_blocks
 from tridentserve.engine.options import Fetch

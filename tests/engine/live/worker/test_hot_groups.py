@@ -9,6 +9,7 @@ import pytest
 
 from tests.parallel.members import CPU, TIMEOUT_S, Member, Pool
 from tridentserve.cluster import WorkerSpec
+from tridentserve.device import find_device
 from tridentserve.engine.live.worker.executor import StageExecutor
 from tridentserve.parallel import GroupCache
 from tridentserve.plans import PlacementPlan, Replica
@@ -30,9 +31,9 @@ def make_and_use(member: Member, capacity: int) -> list[list[str]]:
     """The groups held after the start, and the name of the one that a plan of all four gets."""
     cache = GroupCache(member.store, CPU, capacity=capacity, timeout_s=TIMEOUT_S)
     # Groups need no replicas.
-    executor = StageExecutor(f"w{member.rank}", cast(Any, None), cache)
+    executor = StageExecutor(f"w{member.rank}", cast(Any, None), cache, find_device(CPU))
     groups = list_hot_groups(WORKERS, PLACEMENT, max_degree=4)
-    executor.make_groups(groups)
+    executor.make_groups([group for group in groups if executor._worker_id in group.workers], 1)
     held = list(cache.names)
     used = cache.acquire(groups[-1].name, member.rank, member.size, 1, groups[-1].workers).name
     executor.drop_groups_of("w1")

@@ -9,6 +9,7 @@ import pytest
 
 from tests.engine.live.previews.test_previews import HeldStages
 from tests.pipelines.models import make_inputs, model_folder
+from tridentserve.device import find_device
 from tridentserve.engine.live.transport.parcel import Parcel
 from tridentserve.engine.live.worker.denoising import StepControl
 from tridentserve.engine.live.worker.executor import StageExecutor
@@ -19,7 +20,7 @@ from tridentserve.stages import Stage
 
 def test_a_scheduler_that_makes_other_steps_is_refused(tmp_path: Path) -> None:
     folder = model_folder("sdxl-trailing", tmp_path)
-    executor = StageExecutor("w", cast(Any, HeldStages(folder)), cast(Any, None))
+    executor = StageExecutor("w", cast(Any, HeldStages(folder)), cast(Any, None), find_device("cpu"))
 
     def execute(steps: int) -> dict[str, Parcel]:
         plan = DispatchPlan(0, "m", (Stage.ENCODE, Stage.DIFFUSE), ("w",), (PlanMember("r", (0, steps)),))

@@ -16,6 +16,7 @@ from typing import Literal
 
 import torch
 
+from tridentserve.device import find_device
 from tridentserve.engine.live.handoff.checkpoint_store import CheckpointStore
 from tridentserve.engine.live.handoff.inbox import Inbox
 from tridentserve.engine.live.handoff.outgoing import Outgoing, prepare_outgoing
@@ -104,9 +105,16 @@ class HandoffBuffer:
             self._on_transfer(CompletedTransfer("nixl", layout.nbytes, time.perf_counter() - start_s))
         if outcome != "failed":
             return
-        buffer = await asyncio.to_thread(parcel.pack, layout)
+        buffer = await self._pack(parcel, layout)
         await peer.deliver_parcel(key, layout, buffer)
         self._on_transfer(CompletedTransfer("host", layout.nbytes, time.perf_counter() - start_s))
+
+    async def _pack(self, parcel: Parcel, layout: ParcelLayout) -> torch.Tensor:
+        """The bytes of a parcel in host memory."""
+        if find_device(self._slab.device).is_host:
+            return await asyncio.to_thread(parcel.pack, layout)
+        packed: torch.Tensor = await self._inbox.copies(parcel.pack, layout, after=parcel.made)
+        return packed
 
     def _find_parcel(self, key: HandoffKey) -> Parcel:
         """An output of this worker, or a checkpoint that it keeps."""
@@ -122,7 +130,7 @@ class HandoffBuffer:
         may have the parcel before its question is here."""
         if self._link is None or peer.link_name is None:
             return "failed"
-        outgoing = prepare_outgoing(parcel, layout, self._slab, self._allocator)
+        outgoing = prepare_outgoing(parcel, layout, self._slab, self._allocator, self._inbox.copies)
         if outgoing is None:
             return "failed"
         try:
@@ -134,7 +142,7 @@ class HandoffBuffer:
             outgoing.close()
             return "failed" if target is None else "already there"
         try:
-            parts = outgoing.parts()
+            parts = await outgoing.parts()
         except BaseException:
             outgoing.close()
             await peer.release_slot(key)
@@ -200,17 +208,19 @@ class HandoffBuffer:
         if source == self._worker_id:
             parcel = self._find_parcel(key)
             self._on_transfer(CompletedTransfer("local", parcel.nbytes, 0.0))
-            return parcel.to(self._slab.device)
+            return await self._inbox.bring(parcel, self._slab.device)
         if not await self._inbox.wait_for_arrival(key, _PATIENCE_S):
             await self._peers[source].send_output(key, self._worker_id)
             await self._inbox.wait_for_arrival(key, TRANSFER_TIMEOUT_S)
-        return self._inbox.lend_out(key) or self._inbox.copy_out(key, self._slab.device)
+        return self._inbox.lend_out(key) or await self._inbox.copy_out(key, self._slab.device)
 
     async def keep_checkpoint(self, key: HandoffKey) -> None:
         """Keep a parcel that has arrived as the newest checkpoint of its request. Raises `HandoffError`."""
         await self._inbox.wait_for_arrival(key, TRANSFER_TIMEOUT_S)
         if not self._has_ended(key):
-            self.checkpoints.add(key, self._inbox.copy_out(key, torch.device("cpu")))
+            checkpoint = await self._inbox.copy_out(key, torch.device("cpu"))
+            if not self._has_ended(key):
+                self.checkpoints.add(key, checkpoint)
 
     # The end of a request, and of a peer.
 

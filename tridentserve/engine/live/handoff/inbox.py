@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tridentserve.device import CopyCall, find_device
 from tridentserve.engine.live.handoff.peer import HandoffKey
 from tridentserve.engine.live.transport.nixl_link import NixlLink, mark_exception_retrieved
 from tridentserve.engine.live.transport.parcel import MANY_BYTES, Parcel, ParcelLayout
@@ -43,6 +44,9 @@ class Inbox:
         self._slab = slab
         self._allocator = allocator
         self._link = link
+        self._device = find_device(slab.device)
+        self.copies: CopyCall = self._device.make_copy_call("handoff")
+        """Copies from and into the slab."""
         self._slots: dict[HandoffKey, _InboxSlot] = {}
         self._host: dict[HandoffKey, Parcel] = {}
 
@@ -82,24 +86,48 @@ class Inbox:
             slot = self._slots.get(key)
         return key in self._host or (slot is not None and slot.is_full)
 
-    def copy_out(self, key: HandoffKey, device: torch.device) -> Parcel:
+    async def copy_out(self, key: HandoffKey, device: torch.device) -> Parcel:
         """A parcel that has arrived, copied to a device. Its slot is free on return. Raises `HandoffError`."""
         parcel = self._host.pop(key, None)
         if parcel is not None:
-            return parcel.to(device)
+            return await self.bring(parcel, device)
         slot = self._slots.get(key)
         if slot is None or not slot.is_full:
             raise HandoffError(f"the output of plan {key.plan_id} did not arrive")
-        parcel = Parcel.unpack(self._slab[slot.offset :], slot.layout, device)
-        wait_for_copies(self._slab)
-        self.free_slot(key)
+        del self._slots[key]  # nobody else frees it meanwhile
+        try:
+            copied: Parcel = await self.copies(self._copy_slot, slot, device)
+        finally:
+            self._allocator.free(slot.offset)
+        return copied
+
+    def _copy_slot(self, slot: _InboxSlot, device: torch.device) -> Parcel:
+        run = self._slab[slot.offset : slot.offset + slot.layout.nbytes]
+        if find_device(device).is_host and not self._device.is_host:
+            buffer = self._device.make_host_buffer(run.numel())
+            buffer.copy_(run)
+            return Parcel.views(buffer, slot.layout)
+        parcel = Parcel.unpack(run, slot.layout, device)
+        self._device.hand_over(parcel.tensors.values())
         return parcel
+
+    async def bring(self, parcel: Parcel, device: torch.device) -> Parcel:
+        """A parcel on a device; what is there already is not copied."""
+        if parcel.is_on(device):
+            return parcel
+        brought: Parcel = await self.copies(self._copy_parcel, parcel, device, after=parcel.made)
+        return brought
+
+    def _copy_parcel(self, parcel: Parcel, device: torch.device) -> Parcel:
+        there = parcel.to(device)
+        self._device.hand_over(there.tensors.values())
+        return there
 
     def lend_out(self, key: HandoffKey) -> Parcel | None:
         """A parcel that has arrived, with tensors that stay where they are; its slot is free when nothing uses them any
         more. None where a copy is as good (few bytes, a GPU) or half of the slab is in use."""
         slot, slab = self._slots.get(key), self._slab
-        if slot is None or not slot.is_full or slab.is_cuda or slot.layout.nbytes < MANY_BYTES:
+        if slot is None or not slot.is_full or not self._device.is_host or slot.layout.nbytes < MANY_BYTES:
             return None
         if 2 * self._allocator.used_bytes > self._allocator.capacity_bytes:
             return None
@@ -132,12 +160,6 @@ class Inbox:
         for key, slot in list(self._slots.items()):
             if slot.producer == worker_id and not slot.is_full:
                 self.free_slot(key)
-
-
-def wait_for_copies(slab: torch.Tensor) -> None:
-    """NIXL knows nothing of CUDA's streams: copies must have ended before it, or another, touches the bytes."""
-    if slab.is_cuda:
-        torch.cuda.current_stream(slab.device).synchronize()
 
 
 def _lend(part: torch.Tensor, loop: asyncio.AbstractEventLoop, give_back: Callable[[], None]) -> torch.Tensor:

@@ -6,12 +6,12 @@ write. On a GPU packing is fast and registering slow, so there all parcels are p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from tridentserve.engine.live.handoff.inbox import wait_for_copies
+from tridentserve.device import CopyCall, find_device
 from tridentserve.engine.live.transport.nixl_memory import Memory, locate_memory
 from tridentserve.engine.live.transport.parcel import MANY_BYTES, Parcel, ParcelLayout
 from tridentserve.engine.live.transport.slab import SlabAllocator
@@ -24,19 +24,19 @@ Parts = Sequence[tuple[Memory, int]]
 class Outgoing:
     """A parcel that can be written to a peer."""
 
-    parts: Callable[[], Parts]
+    parts: Callable[[], Awaitable[Parts]]
     """Called when the receiver has a slot; the memory stays as it is until `close`."""
     close: Callable[[], None]
     """Called when the write has ended."""
 
 
 def prepare_outgoing(
-    parcel: Parcel, layout: ParcelLayout, slab: torch.Tensor, allocator: SlabAllocator
+    parcel: Parcel, layout: ParcelLayout, slab: torch.Tensor, allocator: SlabAllocator, copies: CopyCall
 ) -> Outgoing | None:
     """Prepare a parcel to be written to a peer; None when the slab has no room for it."""
-    if layout.nbytes >= MANY_BYTES and not slab.is_cuda and _are_plain(parcel):
+    if layout.nbytes >= MANY_BYTES and find_device(slab.device).is_host and _are_plain(parcel):
 
-        def locate_parts() -> Parts:
+        async def locate_parts() -> Parts:
             # The parcel, and so its memory, lives as long as this function.
             return [(locate_memory(parcel.tensors[slot.name]), slot.offset) for slot in layout.slots if slot.nbytes]
 
@@ -46,13 +46,13 @@ def prepare_outgoing(
         return None
     buffer = slab[staging : staging + layout.nbytes]
 
-    def pack_parts() -> Parts:
-        parcel.pack_into(buffer, layout)
-        wait_for_copies(slab)
+    async def pack_parts() -> Parts:
+        # NIXL knows nothing of CUDA's streams: the copies have ended before it reads the bytes.
+        await copies(parcel.pack_into, buffer, layout, after=parcel.made)
         return [(locate_memory(buffer), 0)]
 
     return Outgoing(pack_parts, lambda: allocator.free(staging))
 
 
 def _are_plain(parcel: Parcel) -> bool:
-    return all(tensor.is_contiguous() and not tensor.is_cuda for tensor in parcel.tensors.values())
+    return all(tensor.is_contiguous() and find_device(tensor.device).is_host for tensor in parcel.tensors.values())

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from tridentserve.device import find_device
 from tridentserve.engine.live.messages import LinkAddress
 from tridentserve.engine.live.transport.nixl_memory import Memory, RegisteredMemory, locate_memory
 from tridentserve.errors import HandoffError
@@ -71,12 +72,6 @@ def mark_exception_retrieved(future: asyncio.Future[None]) -> None:
         future.exception()
 
 
-def make_current(device: torch.device) -> None:
-    """Give this thread the device's CUDA context. Without one UCX copies the memory of GPUs through the host."""
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-
-
 class NixlLink:
     """The NIXL agent of one worker and its registered slab (a contiguous uint8 tensor). Other memory that takes part is
     on the slab's device."""
@@ -84,7 +79,7 @@ class NixlLink:
     def __init__(self, name: str, slab: torch.Tensor) -> None:
         """Raises whatever NIXL or UCX raise when they cannot start."""
         self._slab = slab
-        self._kind = "VRAM" if slab.is_cuda else "DRAM"
+        self._kind = find_device(slab.device).nixl_kind
         self._own = locate_memory(slab)
         self._lasting: dict[Memory, Any] = {}
         self._peers: dict[str, LinkAddress] = {}
@@ -208,7 +203,7 @@ class NixlLink:
         return answer
 
     def _run(self) -> None:
-        make_current(self._slab.device)
+        find_device(self._slab.device).enter_thread()
         while True:
             try:
                 call = self._calls.get(timeout=self._choose_pause_s())

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from tridentserve.device import find_device
+
 
 @dataclass(frozen=True, slots=True)
 class Memory:
@@ -28,7 +30,7 @@ class Memory:
 
 def locate_memory(tensor: torch.Tensor) -> Memory:
     """The memory in which a contiguous tensor lies."""
-    return Memory(tensor.data_ptr(), tensor.nbytes, tensor.get_device() if tensor.is_cuda else 0)
+    return Memory(tensor.data_ptr(), tensor.nbytes, find_device(tensor.device).find_memory_id(tensor))
 
 
 @dataclass(slots=True)

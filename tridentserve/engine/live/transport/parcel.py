@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from tridentserve.device import WorkMark, find_device
+
 # Slots start at multiples of this many bytes, so that every dtype is aligned and copies are fast.
 ALIGNMENT_BYTES = 64
 # From this size on, a CPU pass over the memory costs more than registering the tensors with NIXL.
@@ -44,6 +46,8 @@ class Parcel:
 
     tensors: dict[str, torch.Tensor]
     values: dict[str, Any] = field(default_factory=dict)
+    made: WorkMark | None = field(default=None, compare=False)
+    """The work that makes the tensors, where the device may not have done it yet."""
 
     def layout(self, alignment_bytes: int = ALIGNMENT_BYTES, as_in_memory: bool = False) -> ParcelLayout:
         """Slots in the order of the tensors. Each starts at a multiple of `alignment_bytes`, a multiple of
@@ -63,6 +67,10 @@ class Parcel:
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
+    def is_on(self, device: torch.device) -> bool:
+        """True when all tensors are on a device."""
+        return all(tensor.device == device for tensor in self.tensors.values())
+
     def to(self, device: torch.device) -> Parcel:
         """The parcel on a device; tensors that are there already are not copied."""
         return Parcel({name: tensor.to(device) for name, tensor in self.tensors.items()}, self.values)
@@ -75,8 +83,9 @@ class Parcel:
 
     def pack(self, layout: ParcelLayout) -> torch.Tensor:
         """The tensors in a new uint8 buffer in host memory, pinned where they come from a GPU."""
-        from_gpu = any(tensor.is_cuda for tensor in self.tensors.values())
-        buffer = torch.empty(layout.nbytes, dtype=torch.uint8, pin_memory=from_gpu)
+        devices = (find_device(tensor.device) for tensor in self.tensors.values())
+        device = next((one for one in devices if not one.is_host), find_device("cpu"))
+        buffer = device.make_host_buffer(layout.nbytes)
         self.pack_into(buffer, layout)
         return buffer
 

@@ -6,7 +6,7 @@ packed as `parcel` packs (the files of model folders have other names and format
 Each tensor in it is aligned as the stock pipeline's tensor is in memory (see `_layout`): matrix libraries choose their
 code by the alignment of their operands, and different code rounds differently.
 A worker on a CPU uses the mapped pages as its weights; a GPU is filled from them, block by block, and pins them where
-CUDA allows it (`pinned_memory`): put the directory on a tmpfs such as /dev/shm then.
+CUDA allows it (`tridentserve.device.pinned_memory`): put the directory on a tmpfs such as /dev/shm then.
 
 A copy is named after the files of the model folder, their sizes and times: the next start of a service finds it, and a
 copy of a model folder that has changed is replaced.
@@ -29,9 +29,10 @@ from pathlib import Path
 
 import torch
 
+from tridentserve.device import find_device
+from tridentserve.device.pinned_memory import PinnedMemory
 from tridentserve.engine.live.messages import ModelSource
 from tridentserve.engine.live.transport.parcel import Parcel, ParcelLayout, TensorSlot
-from tridentserve.engine.live.weights.pinned_memory import PinnedMemory
 from tridentserve.errors import ConfigError, ModelFolderError
 from tridentserve.models.model_folder import MODEL_INDEX, read_family
 from tridentserve.models.number_formats import NumberFormat, find_formats
@@ -44,8 +45,6 @@ logger = logging.getLogger(__name__)
 
 # Another version of these may build other tensors from the same files.
 _LIBRARIES = ("torch", "diffusers", "transformers")
-# torch allocates every tensor on a GPU at a multiple of this.
-_CUDA_ALIGNMENT_BYTES = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +69,14 @@ class HostCopies:
     def __init__(self, folder: Path, sources: Mapping[str, ModelSource], device: torch.device) -> None:
         self._folder = folder
         self._sources = dict(sources)
-        self._device = device
+        self._device = find_device(device)
         self._open: dict[Replica, HostCopy] = {}
-        self._pinned = PinnedMemory(device)
+        self._pinned = PinnedMemory(self._device)
 
     def formats(self, replica: Replica) -> Mapping[str, NumberFormat]:
         """The number formats in which the components of a replica's model are served."""
         source = self.source(replica)
-        return find_formats(read_family(source.folder), source.formats, self._device.type)
+        return find_formats(read_family(source.folder), source.formats, self._device.kind)
 
     def source(self, replica: Replica) -> ModelSource:
         source = self._sources.get(replica.model)
@@ -115,6 +114,10 @@ class HostCopies:
             self._open[replica] = self._map(self._make_stem(replica))
         return self._open[replica]
 
+    def is_open(self, replica: Replica) -> bool:
+        """True when the copy is mapped: `get` takes no time."""
+        return replica in self._open
+
     def has(self, replica: Replica) -> bool:
         """True when the copy exists already."""
         return replica in self._open or _index_path(self._make_stem(replica)).exists()
@@ -125,7 +128,7 @@ class HostCopies:
         name = re.sub(r"[^A-Za-z0-9]+", "-", source.name)
         formats = sorted(self.formats(replica).items())
         names = {number_format for _, number_format in formats}
-        settings = f"{source.folder.resolve()} {formats if len(names) > 1 else names.pop()} {self._device.type}"
+        settings = f"{source.folder.resolve()} {formats if len(names) > 1 else names.pop()} {self._device.kind}"
         place = hashlib.sha256(settings.encode()).hexdigest()[:8]
         return f"{name}.{replica.stage.value}.{place}"
 
@@ -178,9 +181,8 @@ class HostCopies:
         """The layout of `weights`, which the stock pipeline's loader has just put into host memory, with each tensor
         aligned as the stock pipeline has it on this copy's device: on a CPU as the loader leaves it (most tensors are
         views of the mapped files of the model folder, at any alignment), on a GPU each in an allocation of its own."""
-        if self._device.type == "cpu":
-            return weights.layout(as_in_memory=True)
-        return weights.layout(_CUDA_ALIGNMENT_BYTES)
+        alignment_bytes = self._device.alignment_bytes
+        return weights.layout(as_in_memory=True) if alignment_bytes is None else weights.layout(alignment_bytes)
 
     def _drop_older(self, stem: Path) -> None:
         """Remove copies of the same replica that were made of other files. A worker that has mapped one
@@ -196,7 +198,7 @@ class HostCopies:
         layout = ParcelLayout(tuple(slots), index["nbytes"], {})
         # On the CPU these pages are the weights: a private mapping, so that no mistake of one worker is written back.
         # A private one cannot be pinned without being copied.
-        buffer = _map_file(_data_path(stem), layout.nbytes, shared=self._device.type == "cuda")
+        buffer = _map_file(_data_path(stem), layout.nbytes, shared=not self._device.is_host)
         self._pinned.pin(buffer, _data_path(stem))
         return HostCopy(layout, index["names"], buffer)
 

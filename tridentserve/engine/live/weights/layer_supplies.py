@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 import torch
 
+from tridentserve.device import find_device
 from tridentserve.engine.live.weights.layer_layout import Layer
 from tridentserve.errors import GroupError
 from tridentserve.parallel import SequenceGroup
@@ -28,26 +28,15 @@ class HostSupply:
     def __init__(self, run: torch.Tensor, device: torch.device) -> None:
         """`run`: the bytes of the host copy."""
         self._run = run
-        self._stream = _make_stream(device) if device.type == "cuda" else None
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="layers") if self._stream is None else None
+        self._copies = find_device(device).make_layer_copies()
 
     def start(self, layer: Layer, slot: torch.Tensor) -> Callable[[], None]:
         source, target = self._run[layer.start : layer.start + layer.num_bytes], slot[: layer.num_bytes]
-        if self._thread is not None:
-            copying = self._thread.submit(target.copy_, source)
-            return lambda: _wait(copying)
-        stream, current = self._stream, torch.cuda.current_stream(slot.device)
-        assert stream is not None
-        stream.wait_stream(current)  # what still reads the slot has been launched before
-        with torch.cuda.stream(stream):
-            target.copy_(source, non_blocking=True)
-            copied = stream.record_event()
-        return lambda: copied.wait(torch.cuda.current_stream(slot.device))
+        return self._copies.start(target, source)
 
     def close(self) -> None:
-        """End its thread. A copy that has begun ends."""
-        if self._thread is not None:
-            self._thread.shutdown()
+        """No more layers are asked for. A copy that has begun ends."""
+        self._copies.close()
 
 
 class GroupSupply:
@@ -75,11 +64,3 @@ class GroupSupply:
         shard = self._find_shard(layer)
         part = shard.view(self._units, -1)[self._part]
         return self._group.start_gather(slot[: len(self._positions) * part.numel()], part, self._positions)
-
-
-def _make_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
-def _wait(copying: Future[torch.Tensor]) -> None:
-    copying.result()

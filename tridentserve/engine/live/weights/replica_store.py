@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from tridentserve.device import find_device
 from tridentserve.engine.eviction import choose_victims
 from tridentserve.engine.live.messages import ReplicaLoad
 from tridentserve.engine.live.weights.host_copies import HostCopies
@@ -97,6 +98,7 @@ class ReplicaStore:
         self._adapters: dict[Replica, PipelineAdapter] = {}
         self._memos: dict[Replica, EncoderMemo] = {}
         self._resident: dict[Replica, _Resident] = {}  # the one used last at the end
+        self._ahead: dict[Replica, tuple[LoadedWeights, float]] = {}  # not attached yet, with the seconds that it took
         self._evicted: list[Replica] = []  # not reported yet
         self._letting_go: set[asyncio.Task[None]] = set()
 
@@ -104,6 +106,11 @@ class ReplicaStore:
     def resident_bytes(self) -> int:
         """Bytes of all weights in memory."""
         return sum(resident.loaded.num_bytes for resident in self._resident.values())
+
+    @property
+    def ahead_bytes(self) -> int:
+        """Bytes of weights that have come ahead of the plan that needs them."""
+        return sum(loaded.num_bytes for loaded, _ in self._ahead.values())
 
     @property
     def resident(self) -> tuple[Replica, ...]:
@@ -147,6 +154,7 @@ class ReplicaStore:
         `queued` are the replicas that waiting plans need, `keep` those that must stay. `tell` is called for each load.
         Raises `OutOfMemoryError`, with the numbers, when the plan can never fit here, before anything is evicted or
         loaded."""
+        await self._drop_ahead(needed)
         missing = [replica for replica in needed if replica not in self._resident]
         opened = {replica: await self._on_device(self.loader.open, replica) for replica in missing}
         sizes = {replica: resident.loaded.num_bytes for replica, resident in self._resident.items()}
@@ -175,7 +183,10 @@ class ReplicaStore:
 
     async def _load(self, replica: Replica, opened: OpenedWeights) -> ReplicaLoad:
         start_s = time.perf_counter() - opened.seconds
-        loaded = await self.loader.load(replica, opened)
+        if (ahead := self._ahead.pop(replica, None)) is not None:
+            loaded, start_s = ahead[0], start_s - ahead[1]
+        else:
+            loaded = await self.loader.load(replica, opened)
         try:
             await self._on_device(self._attach, replica, loaded)
         except BaseException:
@@ -204,9 +215,33 @@ class ReplicaStore:
             self._memos[replica] = install_memo(self._adapters[replica])
         loaded.attach(self._adapters[replica])
 
+    async def load_ahead(self, needed: Collection[Replica], peak_bytes: int) -> None:
+        """Bring the weights of the next plan beside the one that computes, whose activations take `peak_bytes`, where
+        there is room beside it and a host copy is open. No `prepare` may be under way."""
+        for replica in needed:
+            if replica in self._resident or replica in self._ahead or not self._host.is_open(replica):
+                continue
+            opened, start_s = self.loader.open(replica), time.perf_counter()
+            taken_bytes = self.resident_bytes + self.ahead_bytes + peak_bytes + self._budget.reserve_bytes
+            if opened.layout is None and taken_bytes + opened.num_bytes <= self._budget.total_bytes:
+                loaded = await self.loader.load(replica, opened)
+                self._ahead[replica] = loaded, time.perf_counter() - start_s
+
+    async def _drop_ahead(self, needed: Collection[Replica] = ()) -> None:
+        for replica in [replica for replica in self._ahead if replica not in needed]:
+            await self.loader.close(self._ahead.pop(replica)[0])
+
+    async def evict_all_but(self, queued: Collection[Replica]) -> None:
+        """Memory has run out, although the budget had room: keep what waiting plans need."""
+        await self._drop_ahead()
+        for replica in [replica for replica in self._resident if replica not in queued]:
+            await self._evict(replica)
+        await self._on_device(_free_memory, self._device)
+
     async def unload_model(self, model: str) -> None:
         """Drop all replicas of a model, which no plan of this worker needs any more, and all that was made for them."""
         self.wanted = frozenset(replica for replica in self.wanted if replica.model != model)
+        await self._drop_ahead()
         for replica in [replica for replica in self._resident if replica.model == model]:
             await self._evict(replica)
         self._adapters = {replica: one for replica, one in self._adapters.items() if replica.model != model}
@@ -257,5 +292,4 @@ class ReplicaStore:
 def _free_memory(device: torch.device) -> None:
     """Free memory that nothing uses any more: models refer to themselves, and CUDA's allocator keeps freed memory."""
     gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    find_device(device).free_cached_memory()

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
+from tridentserve.device import CopyCall, find_device
 from tridentserve.engine.live.weights.host_copies import HostCopies, HostCopy
 from tridentserve.engine.live.weights.layered_weights import LayeredLayout, LayeredWeights
 from tridentserve.engine.live.weights.peer_weights import PeerWeights
@@ -81,8 +82,8 @@ class LoadedWeights:
 def resolve_fetch_mode(fetch: Fetch, device: torch.device) -> Fetch:
     """The mode that `auto` stands for on a device. Raises `ConfigError` for `mapped` on a device that is no CPU."""
     if fetch == "auto":
-        return "mapped" if device.type == "cpu" else "peer"
-    if fetch == "mapped" and device.type != "cpu":
+        return "mapped" if find_device(device).is_host else "peer"
+    if fetch == "mapped" and not find_device(device).is_host:
         raise ConfigError("a GPU cannot use the pages of the host copy: choose `peer` or `host`")
     return fetch
 
@@ -104,11 +105,15 @@ class WeightsLoader:
         """`shares`: the stages of which the worker does not keep all weights; `place`: its number in its node, which
         says which shards it keeps."""
         self._host = host
-        self._device = device
         self.fetch = resolve_fetch_mode(fetch, device)
         """The place that weights come from."""
         self._block_bytes = block_bytes
         self._on_device = on_device
+        self._device = find_device(device)
+        # On a GPU weights come on a stream of their own, beside what computes.
+        self._beside: DeviceCall | CopyCall = (
+            on_device if self._device.is_host else self._device.make_copy_call("weights")
+        )
         self._peers = peers
         self._shares = shares
         self._place = place
@@ -147,15 +152,15 @@ class WeightsLoader:
     async def _fetch_bytes(
         self, replica: Replica, opened: OpenedWeights, kept_bytes: int
     ) -> tuple[torch.Tensor, LoadSource]:
-        buffer = await self._on_device(self._allocate_buffer, kept_bytes)
+        buffer = await self._beside(self._allocate_buffer, kept_bytes)
         shard = self.find_shard(replica)
         if self.fetch == "peer" and self._peers is not None and shard is not None:
             try:
                 if await self._peers.fetch_weights(replica, shard, buffer):
                     return buffer, "peer"
             except TimeoutError:  # a peer may still write into this buffer
-                buffer = await self._on_device(self._allocate_buffer, kept_bytes)
-        await self._on_device(self._fill, buffer, opened)
+                buffer = await self._beside(self._allocate_buffer, kept_bytes)
+        await self._beside(self._fill, buffer, opened)
         return buffer, opened.source
 
     def _fill(self, buffer: torch.Tensor, opened: OpenedWeights) -> None:
@@ -165,9 +170,10 @@ class WeightsLoader:
             opened.layout.fill(buffer, lambda target, source: copy_blocks(target, source, self._block_bytes))
 
     def _allocate_buffer(self, nbytes: int) -> torch.Tensor:
-        buffer = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
-        if buffer.is_cuda:  # NIXL does not wait for what the stream still does with memory that has just been freed
-            torch.cuda.current_stream(self._device).synchronize()
+        buffer = torch.empty(nbytes, dtype=torch.uint8, device=self._device.torch_device)
+        self._device.hand_over([buffer])
+        # NIXL does not wait for what the stream still does with memory that has just been freed.
+        self._device.wait_for_work()
         return buffer
 
 
@@ -176,5 +182,4 @@ def copy_blocks(target: torch.Tensor, source: torch.Tensor, block_bytes: int) ->
     for offset in range(0, source.numel(), block_bytes):
         block = source[offset : offset + block_bytes]
         target[offset : offset + block.numel()].copy_(block, non_blocking=True)
-    if target.is_cuda:
-        torch.cuda.current_stream(target.device).synchronize()
+    find_device(target.device).wait_for_work()

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
+from tridentserve.device import ComputeDevice
+from tridentserve.device.memory_errors import is_out_of_memory
 from tridentserve.engine.live.transport.parcel import Parcel
 from tridentserve.engine.live.weights.replica_store import ReplicaStore
 from tridentserve.engine.live.worker.decoding import Decoding, Images
@@ -26,9 +29,6 @@ from tridentserve.scheduling.estimation.hot_groups import HotGroup
 from tridentserve.stages import Stage
 
 logger = logging.getLogger(__name__)
-
-# The number of a group's use that comes before the number of any plan.
-_BEFORE_ALL_PLANS = -1
 
 
 @dataclass(slots=True)
@@ -53,13 +53,28 @@ class Execution:
     """See `PlanReport.taken_steps`."""
 
 
+@dataclass(frozen=True, slots=True)
+class _StageRun:
+    """One stage of a plan on this worker."""
+
+    plan: DispatchPlan
+    stage: Stage
+    group: SequenceGroup | None
+    """The workers that run it together; None where this one is alone."""
+    inputs: Mapping[str, GenerationInputs]
+    execution: Execution
+    """The result of the plan so far."""
+    control: StepControl
+
+
 class StageExecutor:
     """Executes plans for one worker. Not thread-safe: one plan at a time."""
 
-    def __init__(self, worker_id: WorkerId, replicas: ReplicaStore, groups: GroupCache) -> None:
+    def __init__(self, worker_id: WorkerId, replicas: ReplicaStore, groups: GroupCache, device: ComputeDevice) -> None:
         self._worker_id = worker_id
         self._replicas = replicas
         self._groups = groups
+        self._device = device
 
     def execute_plan(
         self,
@@ -80,17 +95,35 @@ class StageExecutor:
             self.abandon_groups(plan)
             raise
 
-    def make_groups(self, groups: Sequence[HotGroup]) -> None:
-        """Make the groups of the hot set that this worker is in. One that cannot be made is tried again when a plan
-        asks for it."""
+    def make_groups(self, groups: Sequence[HotGroup], number: int) -> None:
+        """Make groups of the hot set, all of which this worker is in, before there are plans. One that cannot be made
+        is tried again when a plan asks for it. `number`: of the making, from 1."""
+
+        def make(*of_group: Any) -> None:
+            self._groups.acquire(*of_group).connect()
+
+        self._make_groups(make, groups, number)
+
+    def prepare_groups(self, groups: Sequence[HotGroup], number: int) -> None:
+        """The same for those that are not there, in a thread beside that of the plans."""
+        self._make_groups(self._groups.prepare, groups, number)
+
+    def _make_groups(self, make: Callable[..., object], groups: Sequence[HotGroup], number: int) -> None:
         for group in groups:
-            if self._worker_id in group.workers:
-                rank, size = group.workers.index(self._worker_id), len(group.workers)
-                try:
-                    made = self._groups.acquire(group.name, rank, size, use=_BEFORE_ALL_PLANS, members=group.workers)
-                    made.agree()  # NCCL connects at the first collective
-                except GroupError as error:
-                    logger.warning("the hot set lacks %s: %s", group.name, error)
+            rank, size = group.workers.index(self._worker_id), len(group.workers)
+            try:
+                make(group.name, rank, size, -number, group.workers)  # as a use that no plan has
+            except GroupError as error:
+                logger.warning("the hot set lacks %s: %s", group.name, error)
+
+    def abort_groups_of(self, worker_id: WorkerId) -> None:
+        """Give up collectives with a worker whose process has ended; in any thread."""
+        self._groups.abort_groups_of(worker_id)
+
+    def abort_groups_of_plan(self, plan: DispatchPlan) -> None:
+        """Give up the collectives of a plan that has failed elsewhere; in any thread."""
+        for name in plan.groups.values():
+            self._groups.abort_use(name, plan.plan_id)
 
     def drop_groups_of(self, worker_id: WorkerId) -> None:
         """Drop the groups of a worker whose process has ended."""
@@ -118,17 +151,8 @@ class StageExecutor:
             if self._worker_id not in plan.workers_of(stage):
                 continue
             group = groups.get(len(plan.workers_of(stage)))
-            with self._replicas.use(Replica(plan.model, stage), group) as adapter:
-                match stage:
-                    case Stage.ENCODE:
-                        self._encode(plan, adapter, inputs, execution, frugal)
-                    case Stage.DIFFUSE:
-                        try:
-                            _run_diffuse(plan, Denoising(plan, adapter, group, control), inputs, execution)
-                        finally:
-                            adapter.drop_lora()
-                    case Stage.DECODE:
-                        _run_decode(plan, Decoding(plan, adapter, group), inputs, execution, control, frugal)
+            run = _StageRun(plan, stage, group, inputs, execution, control)
+            self._run_frugally_if_need_be(run, frugal)
             if execution.stopped:
                 return Execution(execution.spans, stopped=True)
             if execution.paused_after is not None:
@@ -137,60 +161,77 @@ class StageExecutor:
             return Execution(execution.spans)
         return Execution(execution.spans, stopped=True) if control.stopped and not execution.images else execution
 
-    @staticmethod
-    def _encode(
-        plan: DispatchPlan,
-        adapter: PipelineAdapter,
-        inputs: Mapping[str, GenerationInputs],
-        execution: Execution,
-        frugal: bool,
-    ) -> None:
+    def _run_frugally_if_need_be(self, run: _StageRun, frugal: bool) -> None:
+        """Run a stage. Where memory runs out in E or C, although it should not have, the stage is done again with less.
+        In a group all members would have to, and D has no other form."""
+        try:
+            self._run_stage(run, frugal)
+        except Exception as error:
+            if frugal or run.group is not None or run.stage is Stage.DIFFUSE or not is_out_of_memory(error):
+                raise
+            logger.warning("%s of plan %d is done again frugally: %r", run.stage, run.plan.plan_id, error)
+        else:
+            return
+        self._device.free_cached_memory()  # here, where the error keeps no tensors alive
+        self._run_stage(run, frugal=True)
+
+    def _run_stage(self, run: _StageRun, frugal: bool) -> None:
+        plan, group = run.plan, run.group
+        with self._replicas.use(Replica(plan.model, run.stage), group) as adapter:
+            match run.stage:
+                case Stage.ENCODE:
+                    self._encode(run, adapter, frugal)
+                case Stage.DIFFUSE:
+                    try:
+                        self._diffuse(run, Denoising(plan, adapter, group, run.control))
+                    finally:
+                        adapter.drop_lora()
+                case Stage.DECODE:
+                    self._decode(run, Decoding(plan, adapter, group), frugal)
+
+    def _encode(self, run: _StageRun, adapter: PipelineAdapter, frugal: bool) -> None:
+        inputs, execution = run.inputs, run.execution
         due = [name for name in inputs if name not in execution.outputs]
-        with _time_stage(Stage.ENCODE, plan, execution):
+        with self._time_stage(run):
             for names in [[name] for name in due] if frugal else [due]:
                 conditions = adapter.encode_all([inputs[name] for name in names])
                 execution.outputs |= {name: Parcel(each) for name, each in zip(names, conditions, strict=True)}
+
+    def _diffuse(self, run: _StageRun, denoising: Denoising) -> None:
+        execution = run.execution
+        denoising.share_states(run.inputs, execution.outputs)
+        # The span begins here: the cost model learns seconds per step from it, without the wait for other workers.
+        with self._time_stage(run, denoising.num_steps):
+            denoising.run_steps(execution.spans)
+            execution.stopped, execution.paused_after = denoising.stopped, denoising.paused_after
+        execution.outputs, execution.skipped_steps = denoising.collect_outputs(), denoising.count_skipped_steps()
+        execution.taken_steps = denoising.list_taken_steps()
+
+    def _decode(self, run: _StageRun, decoding: Decoding, frugal: bool) -> None:
+        execution = run.execution
+        with self._time_stage(run):
+            images = decoding.decode_members(run.inputs, execution.outputs, run.control.stopped, in_tiles=frugal)
+        execution.stopped |= images is None
+        execution.outputs, execution.images, execution.tiled = {}, images or {}, decoding.tiled
+
+    @contextmanager
+    def _time_stage(self, run: _StageRun, num_steps: int | None = None) -> Iterator[None]:
+        """Add the span of a stage, from the end of the work before it to that of its own: a GPU computes later than it
+        is asked to. Its length comes from a clock that is never set back. `num_steps`: of D, which may be paused."""
+        self._device.wait_for_work()
+        start_s, began_s = time.time(), time.perf_counter()
+        yield
+        self._device.wait_for_work()
+        if run.group is not None:
+            run.group.confirm()
+        end_s = start_s + time.perf_counter() - began_s
+        plan, execution = run.plan, run.execution
+        if num_steps is not None and execution.paused_after is not None:
+            num_steps = execution.paused_after
+        execution.spans.append(StageSpan(run.stage, start_s, end_s, plan.workers_of(run.stage), num_steps))
 
     def _get_group(self, plan: DispatchPlan, size: int) -> SequenceGroup:
         """The process group of the first `size` workers of a plan."""
         members = plan.workers[:size]
         rank = members.index(self._worker_id)
         return self._groups.acquire(plan.groups[size], rank, size, use=plan.plan_id, members=members)
-
-
-def _run_diffuse(
-    plan: DispatchPlan, denoising: Denoising, inputs: Mapping[str, GenerationInputs], execution: Execution
-) -> None:
-    denoising.share_states(inputs, execution.outputs)
-    # The span begins here: the cost model learns seconds per step from it, without the wait for other workers.
-    with _time_stage(Stage.DIFFUSE, plan, execution, denoising.num_steps):
-        denoising.run_steps(execution.spans)
-        execution.stopped, execution.paused_after = denoising.stopped, denoising.paused_after
-    execution.outputs, execution.skipped_steps = denoising.collect_outputs(), denoising.count_skipped_steps()
-    execution.taken_steps = denoising.list_taken_steps()
-
-
-def _run_decode(
-    plan: DispatchPlan,
-    decoding: Decoding,
-    inputs: Mapping[str, GenerationInputs],
-    execution: Execution,
-    control: StepControl,
-    frugal: bool,
-) -> None:
-    with _time_stage(Stage.DECODE, plan, execution):
-        images = decoding.decode_members(inputs, execution.outputs, control.stopped, in_tiles=frugal)
-    execution.stopped |= images is None
-    execution.outputs, execution.images, execution.tiled = {}, images or {}, decoding.tiled
-
-
-@contextmanager
-def _time_stage(stage: Stage, plan: DispatchPlan, execution: Execution, num_steps: int | None = None) -> Iterator[None]:
-    """Add the span of a stage, of D with the steps that it does unless it is paused. Its length comes from a clock that
-    is never set back."""
-    start_s, began_s = time.time(), time.perf_counter()
-    yield
-    end_s = start_s + time.perf_counter() - began_s
-    if num_steps is not None and execution.paused_after is not None:
-        num_steps = execution.paused_after
-    execution.spans.append(StageSpan(stage, start_s, end_s, plan.workers_of(stage), num_steps))

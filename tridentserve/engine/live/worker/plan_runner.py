@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from tridentserve.device import find_device
+from tridentserve.device.memory_errors import describe_out_of_memory, is_out_of_memory
 from tridentserve.engine.live.handoff.buffer import HandoffBuffer
 from tridentserve.engine.live.handoff.peer import HandoffKey
 from tridentserve.engine.live.messages import ExpectedPeak, PlanNote, PlanReport, PreviewNote
@@ -18,16 +20,14 @@ from tridentserve.engine.live.previews.painter import PreviewFiles, PreviewPaint
 from tridentserve.engine.live.transport.parcel import Parcel
 from tridentserve.engine.live.weights.host_copies import HostCopies
 from tridentserve.engine.live.weights.replica_store import ReplicaStore, list_needed_replicas
-from tridentserve.engine.live.worker.checkpoint_writer import CheckpointWriter
+from tridentserve.engine.live.worker.checkpoint_writer import Checkpoint, CheckpointWriter
 from tridentserve.engine.live.worker.denoising import StepControl, is_state
 from tridentserve.engine.live.worker.device_thread import DeviceThread
 from tridentserve.engine.live.worker.executor import Execution, StageExecutor
-from tridentserve.engine.live.worker.memory_peak import MemoryPeak
 from tridentserve.engine.live.worker.output_files import EncodedOutput, encode_outputs
+from tridentserve.engine.live.worker.plan_memory import PlanMemory, RunningPlan
 from tridentserve.engine.live.worker.step_teller import StepTeller
 from tridentserve.errors import HandoffError, OutOfMemoryError, TridentServeError, WorkerError
-from tridentserve.models.lora_files import lora_bytes
-from tridentserve.models.step_cache import count_cache_bytes
 from tridentserve.plans import DispatchPlan, Replica, WorkerId
 from tridentserve.requests import GenerationInputs
 from tridentserve.stages import Stage
@@ -37,23 +37,6 @@ logger = logging.getLogger(__name__)
 # Up to this number of bytes, the outputs of a plan go with its report: Ray, too, sends results of this size themselves
 # and not a reference to them. A reference costs both ends more than a millisecond.
 MAX_INLINE_BYTES = 100 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class RunningPlan:
-    """A plan that a worker has been given, with all that it needs to run it."""
-
-    plan: DispatchPlan
-    inputs: Mapping[str, GenerationInputs]
-    """Content of each member's request, by request id."""
-    control: StepControl
-    expected: ExpectedPeak
-    """Memory that its activations are expected to take on this worker."""
-    needed: tuple[Replica, ...]
-    """Replicas that it uses on this worker."""
-    tell: Callable[[PlanNote], None]
-    """Takes the notes of the plan, in the event loop."""
-    peak: MemoryPeak
 
 
 class PlanRunner:
@@ -74,16 +57,16 @@ class PlanRunner:
     ) -> None:
         """Who holds `order` has the worker to itself; plans wait for it in the order in which they came."""
         self._worker_id = worker_id
-        self._device = device
+        self._device = find_device(device)
         self._device_thread = device_thread
         self._order = order
         self._executor = executor
-        self._replicas = replicas
-        self._host_copies = host_copies
+        self._memory = PlanMemory(self._device, replicas, host_copies)
         self._handoff = handoff
         self._painter = painter
         self._metrics = metrics
         self._running: dict[int, RunningPlan] = {}  # given to this worker and not ended
+        self._computing: RunningPlan | None = None
         self._kept: dict[int, list[EncodedOutput]] = {}  # outputs that nobody has collected yet, by plan
         self._tasks: dict[int, asyncio.Task[None]] = {}  # by plan
 
@@ -116,10 +99,16 @@ class PlanRunner:
         if plan.leader == self._worker_id:
             control.on_step, control.on_preview = teller.note_step, paint
         writer = CheckpointWriter(plan, self._handoff, tell, self._metrics.count_checkpoint)
-        control.on_checkpoint = lambda checkpoint: loop.call_soon_threadsafe(writer.write_next, checkpoint)
+
+        def write_checkpoint(checkpoint: Checkpoint) -> None:
+            self._mark_made(parcel for _, parcel in checkpoint.states.values())
+            loop.call_soon_threadsafe(writer.write_next, checkpoint)
+
+        control.on_checkpoint = write_checkpoint
         needed = list_needed_replicas(plan, self._worker_id)
-        running = RunningPlan(plan, inputs, control, expected, needed, tell, MemoryPeak(self._device))
+        running = RunningPlan(plan, inputs, control, expected, needed, tell, self._device.make_memory_peak())
         self._running[plan.plan_id] = running
+        self._load_ahead()
 
         async def run() -> None:
             outcome = await self._run_in_turn(running)
@@ -139,6 +128,13 @@ class PlanRunner:
         running = self._running.get(plan_id)
         return running.control if running is not None else None
 
+    def abort_groups(self, plan_id: int) -> None:
+        """Give up the collectives of a plan, which has failed on another worker. The device thread may be waiting in
+        one."""
+        if (running := self._running.get(plan_id)) is not None and running.plan.groups:
+            loop = asyncio.get_running_loop()
+            loop.run_in_executor(None, self._executor.abort_groups_of_plan, running.plan)
+
     def take_outputs(self, plan_id: int) -> list[EncodedOutput]:
         """The outputs that did not go with the report of a plan, request by request. Nobody gets them again."""
         return self._kept.pop(plan_id)
@@ -148,7 +144,7 @@ class PlanRunner:
         try:
             async with self._order:
                 execution = await self._execute(running)
-                running.peak.end()
+                self._memory.end_peak(running)
             return await self._make_report(running, execution)
         except Exception as error:  # whatever it is, the scheduler must hear that the plan has ended
             return self._make_failure(plan, error)
@@ -162,7 +158,7 @@ class PlanRunner:
         try:
             # Weights and inputs come at the same time.
             incoming, frugal = await asyncio.gather(
-                self._fetch_inputs(plan), self._load_replicas(running), return_exceptions=True
+                self._fetch_inputs(plan), self._memory.load(running, self._list_queued(running)), return_exceptions=True
             )
             if isinstance(incoming, BaseException):
                 raise incoming
@@ -176,11 +172,59 @@ class PlanRunner:
         if plan.leader == self._worker_id and _wants_previews(running):
             await self._device_thread(self._painter.prepare, plan.model)
         running.peak.begin()
-        execution = await self._device_thread(
-            self._executor.execute_plan, plan, self._collect_inputs(running, incoming), incoming, control, frugal
-        )
+        execution = await self._compute(running, incoming, frugal)
         self._hand_on(plan, execution)
         return execution
+
+    async def _compute(self, running: RunningPlan, incoming: dict[str, Parcel], frugal: bool) -> Execution:
+        """Run the plan in the device thread, while the weights of the next one come."""
+        self._computing = running
+        self._load_ahead()
+        try:
+            execution: Execution = await self._device_thread(
+                self._execute_and_mark,
+                running.plan,
+                self._collect_inputs(running, incoming),
+                incoming,
+                running.control,
+                frugal,
+            )
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            what = describe_out_of_memory(error)
+        else:
+            return execution
+        finally:
+            self._computing = None
+        # Here, where the error keeps no tensors alive.
+        await self._memory.make_room(running, self._list_queued(running))
+        raise WorkerError(f"memory ran out on {self._worker_id}: {what}")
+
+    def _load_ahead(self) -> None:
+        """Begin to bring the weights of the plan after the one that computes."""
+        if (running := self._computing) is not None:
+            later = iter(self._running.values())
+            after = next((other for each in later if each is running for other in later), None)
+            if after is not None:
+                self._memory.load_ahead(running, after)
+
+    def _list_queued(self, running: RunningPlan) -> set[Replica]:
+        """The replicas that other plans wait for."""
+        others = (other for other in self._running.values() if other is not running)
+        return {replica for other in others for replica in other.needed}
+
+    def _execute_and_mark(self, *args: Any) -> Execution:
+        """See `StageExecutor.execute_plan`; in the device thread."""
+        execution = self._executor.execute_plan(*args)
+        self._mark_made(execution.outputs.values())
+        return execution
+
+    def _mark_made(self, parcels: Iterable[Parcel]) -> None:
+        """Copies of these parcels wait for the work so far, and for none that comes later."""
+        mark = self._device.mark_work()
+        for parcel in parcels:
+            parcel.made = mark
 
     def _collect_inputs(self, running: RunningPlan, incoming: Mapping[str, Parcel]) -> dict[str, GenerationInputs]:
         """The content of the members. The leader leaves out those that have ended meanwhile, and those that have left
@@ -202,29 +246,6 @@ class PlanRunner:
             is_done = execution.paused_after is None
             if is_done and push_to is not None and push_to != self._worker_id:
                 self._handoff.push_output(key, push_to)
-
-    async def _load_replicas(self, running: RunningPlan) -> bool:
-        """Have in memory what the plan runs here. Returns whether it must be run frugally to fit."""
-        others = (other for other in self._running.values() if other is not running)
-        queued = {replica for other in others for replica in other.needed}
-        expected, tell = running.expected.with_bytes(self._count_own_bytes(running)), running.tell
-        try:
-            await self._replicas.prepare(running.needed, expected.num_bytes, queued, tell=tell)
-        except OutOfMemoryError:
-            if expected.frugal_bytes >= expected.num_bytes:
-                raise
-            await self._replicas.prepare(running.needed, expected.frugal_bytes, queued, tell=tell)
-            return True
-        return False
-
-    def _count_own_bytes(self, running: RunningPlan) -> int:
-        """Bytes that D needs for LoRAs and step caches, which no profile knows of."""
-        if Stage.DIFFUSE not in running.plan.stages:
-            return 0
-        replica, requests = Replica(running.plan.model, Stage.DIFFUSE), running.inputs.values()
-        folder, formats = self._host_copies.source(replica).folder, self._host_copies.formats(replica)
-        loras = lora_bytes(folder, (inputs.lora for inputs in requests))
-        return loras + count_cache_bytes(folder, requests, formats)
 
     async def _fetch_inputs(self, plan: DispatchPlan) -> dict[str, Parcel]:
         """Fetch the outputs of each member's previous plan, on the leader only. A member of a batch that has ended

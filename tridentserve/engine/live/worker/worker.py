@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from ray.actor import ActorHandle
 
+from tridentserve.device import find_device
 from tridentserve.engine.live.channels.channel import Channel
 from tridentserve.engine.live.channels.opening import ChannelListener, listen
 from tridentserve.engine.live.handoff.buffer import HandoffBuffer
@@ -33,8 +34,10 @@ from tridentserve.engine.live.weights.weights_loader import WeightsLoader
 from tridentserve.engine.live.worker.device_thread import DeviceThread
 from tridentserve.engine.live.worker.executor import StageExecutor
 from tridentserve.engine.live.worker.plan_runner import PlanRunner
+from tridentserve.errors import ConfigError
 from tridentserve.parallel import GroupCache, connect_store
 from tridentserve.plans import Replica, WorkerId
+from tridentserve.scheduling.estimation.hot_groups import HotGroup
 from tridentserve.stages import Stage
 
 logger = logging.getLogger(__name__)
@@ -58,7 +61,7 @@ class WorkerParts:
         self._peers: dict[WorkerId, RemotePeer] = {}
         self.host_copies = HostCopies(options.host_dir, config.sources, device)
         self.replicas = self._make_replica_store(device)
-        self._executor = StageExecutor(worker_id, self.replicas, self.groups)
+        self._executor = StageExecutor(worker_id, self.replicas, self.groups, find_device(device))
         self.handoff = HandoffBuffer(worker_id, self._peers, slab, self._link, self._metrics.count_transfer)
         self._painter = PreviewPainter(self.host_copies)
         self.plan_runner = PlanRunner(
@@ -73,6 +76,8 @@ class WorkerParts:
             painter=self._painter,
             metrics=self._metrics,
         )
+        self._beside = find_device(device).make_side_thread("groups")
+        self._making: set[asyncio.Future[None]] = set()
         self._reporter: asyncio.Task[None] | None = None
         self._listener: ChannelListener | None = None
 
@@ -136,13 +141,25 @@ class WorkerParts:
             link_name = await self._add_link(ready.address)
             self._peers[worker_id] = RemotePeer(actor, ready.channel, link_name, ready.node_id)
 
-    async def make_groups(self) -> None:
+    async def make_groups(self, groups: Sequence[HotGroup], number: int) -> None:
         """Make the process groups of the hot set, together with the other workers."""
-        await self.device_thread(self._executor.make_groups, self.config.hot_groups)
+        await self.device_thread(self._executor.make_groups, groups, number)
+
+    def prepare_groups(self, groups: Sequence[HotGroup], number: int) -> None:
+        """Make those that are not there, in a thread of their own."""
+        task = asyncio.ensure_future(self._beside(self._executor.prepare_groups, groups, number))
+        self._making.add(task)
+        task.add_done_callback(self._making.discard)
+
+    def abort_groups_of(self, worker_id: WorkerId) -> None:
+        """Give up the collectives with a worker that is lost. The device thread may be waiting in one."""
+        asyncio.get_running_loop().run_in_executor(None, self._executor.abort_groups_of, worker_id)
 
     async def deliver_parcel(self, key: HandoffKey, layout: ParcelLayout, buffer: NDArray[np.uint8]) -> None:
         """Add a parcel that came through Ray. Its buffer is copied, because Ray's is read-only."""
-        await self.handoff.deliver_parcel(key, layout, torch.from_numpy(buffer.copy()))
+        host = find_device(self.config.options.torch_device).make_host_buffer(buffer.nbytes)
+        host.numpy()[:] = buffer
+        await self.handoff.deliver_parcel(key, layout, host)
 
     async def _add_link(self, address: LinkAddress | None) -> str | None:
         """The name under which NIXL knows a peer from now on; None where host memory has to do."""
@@ -167,9 +184,12 @@ def _get_node_id() -> str:
 
 
 def _start_link(config: WorkerConfig, slab: torch.Tensor) -> NixlLink | None:
-    """The NIXL agent of this incarnation; None when it is not wanted or cannot start."""
+    """The NIXL agent of this incarnation; None when it is not wanted or cannot start. Raises `ConfigError` for a
+    setting of torch that is in its way."""
     if config.options.handoff_transport != "nixl":
         return None
+    if (obstacle := find_device(slab.device).find_nixl_obstacle()) is not None:
+        raise ConfigError(f"NIXL cannot send memory of this device under {obstacle}: unset it, or use transport `host`")
     try:
         return NixlLink(f"{config.spec.worker_id}#{config.incarnation}#{config.store_port}", slab)
     except Exception as error:  # NIXL and UCX raise what they like; the worker serves without them

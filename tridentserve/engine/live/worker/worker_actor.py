@@ -54,10 +54,6 @@ class StageWorker:
         """Add peers; a peer that came back replaces its former self."""
         await self._parts.connect_peers(peers)
 
-    async def make_groups(self) -> None:
-        """Make the process groups of the hot set, together with the other workers."""
-        await self._parts.make_groups()
-
     async def watch(self) -> None:
         """Never returns: a caller that waits for it gets an error as soon as this process ends."""
         await asyncio.Event().wait()

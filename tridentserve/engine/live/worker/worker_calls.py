@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tridentserve.engine.live.channels.channel import Channel
 from tridentserve.engine.live.handoff.peer import HandoffKey
 from tridentserve.engine.live.messages import ExpectedPeak
@@ -10,6 +12,7 @@ from tridentserve.engine.live.weights.peer_weights import WeightOrder
 from tridentserve.engine.live.worker.worker import WorkerParts
 from tridentserve.plans import DispatchPlan, Replica, WorkerId
 from tridentserve.requests import GenerationInputs
+from tridentserve.scheduling.estimation.hot_groups import HotGroup
 
 
 class WorkerCalls:
@@ -35,6 +38,22 @@ class WorkerCalls:
             lambda note: tell("take_note", plan.plan_id, note),
             lambda report: tell("take_report", report),
         )
+
+    async def make_groups(self, groups: Sequence[HotGroup], number: int) -> None:
+        """Make the process groups of the hot set, together with the other workers, before there are plans."""
+        await self._parts.make_groups(groups, number)
+
+    def prepare_groups(self, groups: Sequence[HotGroup], number: int) -> None:
+        """Make those of the hot set that are not there, beside the plans."""
+        self._parts.prepare_groups(groups, number)
+
+    def abort_groups_of(self, worker_id: WorkerId) -> None:
+        """The process of a worker has ended: what waits for it in a collective gives up."""
+        self._parts.abort_groups_of(worker_id)
+
+    def abort_groups_of_plan(self, plan_id: int) -> None:
+        """A plan has failed on another worker: this one gives its collectives up."""
+        self._parts.plan_runner.abort_groups(plan_id)
 
     def stop_plan(self, plan_id: int) -> None:
         """Stop a plan at its next step boundary, or before it starts."""

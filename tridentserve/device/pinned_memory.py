@@ -10,9 +10,10 @@ import logging
 import os
 import weakref
 from pathlib import Path
-from typing import Any
 
 import torch
+
+from tridentserve.device.compute_device import ComputeDevice
 
 logger = logging.getLogger(__name__)
 
@@ -23,15 +24,15 @@ _IN_MEMORY = ("tmpfs", "ramfs", "hugetlbfs")
 class PinnedMemory:
     """The memory that one process has page-locked for one device. On a CPU there is none."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: ComputeDevice) -> None:
         self._device = device
         self._registered: dict[int, torch.Tensor] = {}  # by address
         # An owner that is dropped lets go as well. At the end of a process the driver does it.
-        weakref.finalize(self, _unregister_all, self._registered).atexit = False
+        weakref.finalize(self, _unregister_all, device, self._registered).atexit = False
 
     def pin(self, buffer: torch.Tensor, path: Path) -> bool:
         """Page-lock the mapped bytes of a file. False, and a warning that names the remedy, where that cannot be."""
-        if self._device.type != "cuda":
+        if self._device.is_host:
             return False
         if buffer.data_ptr() in self._registered:
             return True
@@ -43,9 +44,8 @@ class PinnedMemory:
                 kind or "a file system of unknown kind",
             )
             return False
-        error = int(_cudart().cudaHostRegister(buffer.data_ptr(), buffer.numel(), 0))
+        error = self._device.register_host_memory(buffer)
         if error != 0:
-            self._drain_error()
             logger.warning("weights in %s cannot be pinned (CUDA error %d): loads take longer", path.parent, error)
             return False
         self._registered[buffer.data_ptr()] = buffer
@@ -54,21 +54,13 @@ class PinnedMemory:
     def unpin(self, buffer: torch.Tensor) -> None:
         """Let go of memory before it is unmapped. It need not be pinned."""
         if (registered := self._registered.pop(buffer.data_ptr(), None)) is not None:
-            _unregister_all({registered.data_ptr(): registered})
-
-    def _drain_error(self) -> None:
-        """CUDA keeps the error of a failed call until somebody asks, and the next launch of this thread would raise
-        it in place of its own."""
-        try:
-            torch.zeros(1, device=self._device)
-        except RuntimeError as error:
-            logger.debug("drained: %s", error)
+            _unregister_all(self._device, {registered.data_ptr(): registered})
 
 
-def _unregister_all(registered: dict[int, torch.Tensor]) -> None:
+def _unregister_all(device: ComputeDevice, registered: dict[int, torch.Tensor]) -> None:
     while registered:
         address, buffer = registered.popitem()
-        error = int(_cudart().cudaHostUnregister(address))
+        error = device.unregister_host_memory(address)
         if error != 0:
             logger.error("CUDA did not unpin %d bytes of weights (error %d)", buffer.numel(), error)
 
@@ -87,7 +79,3 @@ def find_file_system(path: Path) -> str:
 def _read_mounts() -> str:
     mounts = Path("/proc/mounts")
     return mounts.read_text() if mounts.exists() else ""
-
-
-def _cudart() -> Any:
-    return torch.cuda.cudart()  # type: ignore[no-untyped-call]

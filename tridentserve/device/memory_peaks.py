@@ -12,22 +12,34 @@ _CLEAR = Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"
 
 
-class MemoryPeak:
-    """The memory of one plan. `begin` is called when its weights and inputs are there, `end` when it has run.
+class AllocatorPeak:
+    """See `MemoryPeak`."""
 
-    On a CPU, memory that the process had taken before and uses again does not count as growth."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, torch_device: torch.device) -> None:
+        self._device = torch_device
         self._before_bytes: int | None = None
         self.total_bytes = 0
         self.growth_bytes = 0
 
     def begin(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._device)
-            self._before_bytes = torch.cuda.memory_allocated(self._device)
-            return
+        torch.cuda.reset_peak_memory_stats(self._device)
+        self._before_bytes = torch.cuda.memory_allocated(self._device)
+
+    def end(self) -> None:
+        self.total_bytes = torch.cuda.max_memory_allocated(self._device)
+        if self._before_bytes is not None:
+            self.growth_bytes = max(self.total_bytes - self._before_bytes, 0)
+
+
+class HostMemoryPeak:
+    """See `MemoryPeak`. Memory that the process had taken before and uses again does not count as growth."""
+
+    def __init__(self) -> None:
+        self._before_bytes: int | None = None
+        self.total_bytes = 0
+        self.growth_bytes = 0
+
+    def begin(self) -> None:
         try:
             _CLEAR.write_text(_RESET_PEAK)
             self._before_bytes = _read_status_bytes("VmRSS")
@@ -35,9 +47,7 @@ class MemoryPeak:
             self._before_bytes = None
 
     def end(self) -> None:
-        if self._device.type == "cuda":
-            self.total_bytes = torch.cuda.max_memory_allocated(self._device)
-        elif _STATUS.exists():
+        if _STATUS.exists():
             self.total_bytes = _read_status_bytes("VmHWM")
         if self._before_bytes is not None:
             self.growth_bytes = max(self.total_bytes - self._before_bytes, 0)

@@ -1,0 +1,246 @@
+"""Memory that runs out although the budget had it: less at once, then room for the next try."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from tests.device.recording import CPU, RecordingDevice, use_recording_device
+from tests.pipelines.models import make_inputs
+from tridentserve.device.cuda_device import CudaDevice
+from tridentserve.device.memory_errors import describe_out_of_memory, is_out_of_memory
+from tridentserve.engine.live.messages import ExpectedPeak
+from tridentserve.engine.live.transport.parcel import Parcel
+from tridentserve.engine.live.weights.replica_store import MemoryBudget, ReplicaStore
+from tridentserve.engine.live.worker.denoising import StepControl
+from tridentserve.engine.live.worker.executor import Execution, StageExecutor
+from tridentserve.engine.live.worker.plan_memory import RunningPlan
+from tridentserve.engine.live.worker.plan_runner import PlanRunner
+from tridentserve.errors import OutOfMemoryError, WorkerError
+from tridentserve.plans import DispatchPlan, PlanMember, Replica
+from tridentserve.stages import Stage
+
+MESSAGE = "CUDA out of memory. Tried to allocate 9.00 GiB. GPU 0 has a total capacity of 8 GiB. Advice follows."
+INPUTS = make_inputs()
+
+
+class SmallMemory:
+    """A stage of a model on a device that has room for one prompt, and for tiles."""
+
+    def __init__(self, fails_in_tiles: bool = False) -> None:
+        self.asked: list[Any] = []
+        self._fails_in_tiles = fails_in_tiles
+
+    def encode_all(self, requests: list[Any]) -> list[dict[str, torch.Tensor]]:
+        self.asked.append(len(requests))
+        if len(requests) > 1:
+            raise torch.OutOfMemoryError(MESSAGE)
+        return [{"x": torch.ones(1)}]
+
+    def decode(self, latents: Any, inputs: Any, tile: Any) -> Any:
+        self.asked.append("tiles" if tile else "whole")
+        if tile is None or self._fails_in_tiles:
+            raise torch.OutOfMemoryError(MESSAGE)
+        return torch.zeros(1).numpy()
+
+    @contextmanager
+    def use(self, replica: Replica, group: object) -> Iterator[SmallMemory]:
+        yield self
+
+
+def run(stage: Stage, memory: SmallMemory, device: RecordingDevice, frugal: bool = False) -> Execution:
+    executor = StageExecutor("w", cast(Any, memory), cast(Any, None), device)
+    names = "abc" if stage is Stage.ENCODE else "a"
+    plan = DispatchPlan(0, "m", (stage,), ("w",), tuple(PlanMember(name) for name in names))
+    incoming = {} if stage is Stage.ENCODE else {"a": Parcel({"latents": torch.ones(1)})}
+    return executor.execute_plan(plan, dict.fromkeys(names, INPUTS), incoming, StepControl(), frugal)
+
+
+def test_prompts_are_encoded_one_by_one_then() -> None:
+    memory, device = SmallMemory(), RecordingDevice()
+    assert set(run(Stage.ENCODE, memory, device).outputs) == set("abc")
+    assert memory.asked == [3, 1, 1, 1]
+    assert device.calls.count("free cached memory") == 1
+
+
+def test_images_are_decoded_in_tiles_then() -> None:
+    memory, device = SmallMemory(), RecordingDevice()
+    execution = run(Stage.DECODE, memory, device)
+    assert execution.tiled
+    assert set(execution.images) == {"a"}
+    assert memory.asked == ["whole", "tiles"]
+    assert [span.stage for span in execution.spans] == [Stage.DECODE]
+
+
+@pytest.mark.parametrize("frugal", [False, True])
+def test_it_is_not_tried_a_third_time(frugal: bool) -> None:
+    memory = SmallMemory(fails_in_tiles=True)
+    with pytest.raises(torch.OutOfMemoryError):
+        run(Stage.DECODE, memory, RecordingDevice(), frugal)
+    assert memory.asked == (["tiles"] if frugal else ["whole", "tiles"])
+
+
+class RecordedReplicas:
+    """The replicas of a worker, as its plans ask for them."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Any]] = []
+        self.fails = self.ahead_bytes = 0
+
+    async def prepare(self, needed: Any, peak_bytes: int, queued: Any, tell: Any) -> None:
+        self.calls.append(("prepare", peak_bytes))
+        if self.fails:
+            self.fails -= 1
+            raise torch.OutOfMemoryError(MESSAGE)
+
+    async def evict_all_but(self, queued: Any) -> None:
+        self.calls.append(("evict all but", set(queued)))
+
+
+class RecordedPeak:
+    total_bytes = 0
+    growth_bytes = 900
+
+    def begin(self) -> None: ...
+
+    def end(self) -> None: ...
+
+
+def make_running(plan_id: int, needed: tuple[Replica, ...] = ()) -> RunningPlan:
+    plan = DispatchPlan(plan_id, "m", (Stage.DECODE,), ("w",), (PlanMember("a"),))
+    peak: list[Any] = [ExpectedPeak(500, 300), needed, cast(Any, None), RecordedPeak()]
+    return RunningPlan(plan, {"a": INPUTS}, StepControl(), *peak)
+
+
+def make_runner(replicas: RecordedReplicas, executor: Any) -> PlanRunner:
+    async def at_once(function: Callable[..., Any], *args: Any) -> Any:
+        return function(*args)
+
+    absent = cast(Any, None)
+    return PlanRunner(
+        "w", CPU, cast(Any, at_once), absent, executor, cast(Any, replicas), absent, absent, absent, absent
+    )
+
+
+async def test_a_plan_that_found_no_memory_makes_room_and_the_next_one_expects_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Executor:
+        def execute_plan(self, *args: Any) -> Execution:
+            raise torch.OutOfMemoryError(MESSAGE)
+
+    replicas, waiting = RecordedReplicas(), Replica("m", Stage.ENCODE)
+    runner = make_runner(replicas, Executor())
+    runner._running = {0: make_running(0), 1: make_running(1, (waiting,))}
+    monkeypatch.setattr(runner, "_collect_inputs", lambda running: {})
+    with pytest.raises(WorkerError, match=r"memory ran out on w: CUDA out of memory. Tried to allocate 9.00 GiB$"):
+        await runner._compute(runner._running[0], {}, False)
+    assert replicas.calls == [("evict all but", {waiting})]
+    await runner._memory.load(make_running(2), ())
+    assert replicas.calls[1:] == [("prepare", 900)], "as much as was seen, not the 500 that were expected"
+
+
+async def test_a_load_that_found_no_memory_is_tried_again_in_an_empty_one() -> None:
+    replicas = RecordedReplicas()
+    replicas.fails = 1
+    assert await make_runner(replicas, None)._memory.load(make_running(0), ()) is False
+    assert [name for name, _ in replicas.calls] == ["prepare", "evict all but", "prepare"]
+    replicas.fails = 2
+    with pytest.raises(torch.OutOfMemoryError):
+        await make_runner(replicas, None)._memory.load(make_running(0), ())
+
+
+def test_errors_of_the_allocators_are_known() -> None:
+    of_cpu = RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory")
+    assert all(is_out_of_memory(error) for error in (MemoryError(), torch.OutOfMemoryError(MESSAGE), of_cpu))
+    assert not any(is_out_of_memory(error) for error in (OutOfMemoryError("planned"), RuntimeError("shape"), None))
+    assert describe_out_of_memory(MemoryError()) == "MemoryError"
+
+
+@pytest.mark.parametrize(
+    ("setting", "is_in_the_way"),
+    [("expandable_segments:True", True), ("max_split_size_mb:64,expandable_segments : true", True), ("", False)],
+)
+def test_expandable_segments_are_in_the_way_of_nixl(
+    monkeypatch: pytest.MonkeyPatch, setting: str, is_in_the_way: bool
+) -> None:
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, setting)
+            found = CudaDevice(torch.device("cuda")).find_nixl_obstacle()
+            assert found == (f"{name} with expandable_segments" if is_in_the_way else None)
+
+
+async def test_the_next_plan_has_its_weights_loaded_beside_the_one_that_computes() -> None:
+    """Before it has the worker, with room for what the other one computes."""
+    replicas, computes, goes_on = RecordedReplicas(), asyncio.Event(), asyncio.Event()
+
+    async def load_ahead(needed: Any, peak_bytes: int) -> None:
+        replicas.calls.append(("load ahead", (needed, peak_bytes)))
+
+    async def execute(*_: Any) -> Execution:
+        computes.set()
+        await goes_on.wait()
+        return Execution()
+
+    cast(Any, replicas).load_ahead = load_ahead
+    with use_recording_device():
+        runner = make_runner(replicas, None)
+    cast(Any, runner)._device_thread, cast(Any, runner)._collect_inputs = execute, lambda running: {}
+    runner._executor = cast(Any, SimpleNamespace(execute_plan=None))
+    first, needed = make_running(0), (Replica("m", Stage.ENCODE),)
+    runner._running[0] = first
+    computing = asyncio.ensure_future(runner._compute(first, {}, False))
+    await computes.wait()
+    assert replicas.calls == []
+    runner._running[1] = make_running(1, needed)
+    runner._running[2] = make_running(2, (Replica("m", Stage.DIFFUSE),))
+    runner._load_ahead()
+    goes_on.set()
+    await computing
+    await runner._memory._finish_load_ahead()
+    assert replicas.calls == [("load ahead", (needed, 500))]
+
+
+class FakeLoader:
+    """Weights of 100 bytes each."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def open(self, replica: Replica) -> Any:
+        return SimpleNamespace(layout=None, num_bytes=100, seconds=0.0)
+
+    async def load(self, replica: Replica, opened: Any) -> Any:
+        self.calls.append(f"load {replica.stage.letter}")
+        return SimpleNamespace(num_bytes=100, source="host")
+
+    async def close(self, loaded: Any) -> None:
+        self.calls.append("close")
+
+
+async def test_weights_that_came_ahead_are_taken_or_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def at_once(function: Callable[..., Any], *args: Any) -> Any:
+        return function(*args)
+
+    loader, encode, diffuse, decode = FakeLoader(), *(Replica("m", stage) for stage in Stage)
+    host = SimpleNamespace(is_open=lambda replica: replica is not diffuse)
+    budget = MemoryBudget(total_bytes=330, handoff_bytes=10, group_bytes=0)
+    store = ReplicaStore(cast(Any, host), CPU, budget, at_once, cast(Any, loader), None)
+    monkeypatch.setattr(store, "_attach", lambda *_: None)
+    await store.load_ahead((encode,), 221)
+    assert loader.calls == [], "no room beside the activations"
+    await store.load_ahead((encode, diffuse), 220)
+    assert loader.calls == ["load E"], "the other one would have to be mapped by the thread that computes"
+    await store.prepare((encode, diffuse))
+    assert loader.calls == ["load E", "load D"]
+    await store.load_ahead((decode,), 0)
+    await store.prepare((encode,))
+    assert loader.calls == ["load E", "load D", "load C", "close"], "nobody needs it any more"
+    assert store.resident_bytes == 200

@@ -1,0 +1,11 @@
+"""All that differs between a CPU and a GPU of CUDA: streams and events, page-locked memory, figures of memory, running
+out of it, NIXL's words for memory, process groups.
+
+`ComputeDevice` is the protocol, with one implementation for each of the two; `find_device` gives that of a torch
+device. Nothing outside this directory asks which of them it has (`tests/test_house_rules.py`).
+"""
+
+from tridentserve.device.compute_device import ComputeDevice, CopyCall, MemoryPeak, WorkMark
+from tridentserve.device.finding import find_device, free_cached_memory
+
+__all__ = ["ComputeDevice", "CopyCall", "MemoryPeak", "WorkMark", "find_device", "free_cached_memory"]

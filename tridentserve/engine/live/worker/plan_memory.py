@@ -1,0 +1,123 @@
+"""The memory of one worker for its plans: what each is expected to take, what it needs loaded, and what is done when
+there is less than there should be."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Hashable, Mapping
+from dataclasses import dataclass
+
+from tridentserve.device import ComputeDevice, MemoryPeak
+from tridentserve.device.memory_errors import is_out_of_memory
+from tridentserve.engine.live.messages import ExpectedPeak, PlanNote
+from tridentserve.engine.live.weights.host_copies import HostCopies
+from tridentserve.engine.live.weights.replica_store import ReplicaStore
+from tridentserve.engine.live.worker.denoising import StepControl
+from tridentserve.errors import OutOfMemoryError
+from tridentserve.models.lora_files import lora_bytes
+from tridentserve.models.step_cache import count_cache_bytes
+from tridentserve.plans import DispatchPlan, Replica
+from tridentserve.requests import GenerationInputs
+from tridentserve.stages import Stage
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RunningPlan:
+    """A plan that a worker has been given, with all that it needs to run it."""
+
+    plan: DispatchPlan
+    inputs: Mapping[str, GenerationInputs]
+    """Content of each member's request, by request id."""
+    control: StepControl
+    expected: ExpectedPeak
+    """Memory that its activations are expected to take on this worker."""
+    needed: tuple[Replica, ...]
+    """Replicas that it uses on this worker."""
+    tell: Callable[[PlanNote], None]
+    """Takes the notes of the plan, in the event loop."""
+    peak: MemoryPeak
+
+
+class PlanMemory:
+    """All methods run in the event loop. One plan loads or computes at a time."""
+
+    def __init__(self, device: ComputeDevice, replicas: ReplicaStore, host_copies: HostCopies) -> None:
+        self._device = device
+        self._replicas = replicas
+        self._host_copies = host_copies
+        # By kinds of plans for which memory once ran out: bytes that they took beyond those expected.
+        self._unexpected: dict[Hashable, int] = {}
+        self._loading_ahead: asyncio.Task[None] | None = None
+
+    async def load(self, running: RunningPlan, queued: Collection[Replica]) -> bool:
+        """Have in memory what the plan runs here; `queued` are the replicas that others wait for. Returns whether it
+        must be run frugally to fit."""
+        await self._finish_load_ahead()
+        try:
+            return await self._load_within_budget(running, queued)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            logger.warning("loading for plan %d is tried again: %r", running.plan.plan_id, error)
+        await self._replicas.evict_all_but(queued)
+        return await self._load_within_budget(running, queued)
+
+    def load_ahead(self, running: RunningPlan, after: RunningPlan) -> None:
+        """Begin to bring the weights of the plan after the one that computes. On a CPU this would only take its
+        time."""
+        if self._loading_ahead is None and running.expected.num_bytes > 0 and not self._device.is_host:
+            peak_bytes = self._expect_peak(running).num_bytes
+            self._loading_ahead = asyncio.create_task(self._replicas.load_ahead(after.needed, peak_bytes))
+
+    def end_peak(self, running: RunningPlan) -> None:
+        """The plan has been run. Weights that came meanwhile are none of its activations."""
+        running.peak.end()
+        running.peak.growth_bytes = max(running.peak.growth_bytes - self._replicas.ahead_bytes, 0)
+
+    async def make_room(self, running: RunningPlan, queued: Collection[Replica]) -> None:
+        """Memory has run out: keep what others wait for, and expect as much of such plans as was seen."""
+        await self._finish_load_ahead()
+        self.end_peak(running)
+        key, unexpected_bytes = _name_size(running), running.peak.growth_bytes - running.expected.num_bytes
+        self._unexpected[key] = max(unexpected_bytes, self._unexpected.get(key, 0))
+        await self._replicas.evict_all_but(queued)
+
+    async def _finish_load_ahead(self) -> None:
+        if self._loading_ahead is not None:
+            (error,) = await asyncio.gather(self._loading_ahead, return_exceptions=True)
+            self._loading_ahead = None
+            if error is not None:  # the plan that needs them loads them itself
+                logger.warning("weights were not loaded ahead: %r", error)
+
+    async def _load_within_budget(self, running: RunningPlan, queued: Collection[Replica]) -> bool:
+        expected, tell = self._expect_peak(running), running.tell
+        try:
+            await self._replicas.prepare(running.needed, expected.num_bytes, queued, tell=tell)
+        except OutOfMemoryError:
+            if expected.frugal_bytes >= expected.num_bytes:
+                raise
+            await self._replicas.prepare(running.needed, expected.frugal_bytes, queued, tell=tell)
+            return True
+        return False
+
+    def _expect_peak(self, running: RunningPlan) -> ExpectedPeak:
+        unexpected_bytes = self._unexpected.get(_name_size(running), 0)
+        return running.expected.with_bytes(self._count_own_bytes(running) + unexpected_bytes)
+
+    def _count_own_bytes(self, running: RunningPlan) -> int:
+        """Bytes that D needs for LoRAs and step caches, which no profile knows of."""
+        if Stage.DIFFUSE not in running.plan.stages:
+            return 0
+        replica, requests = Replica(running.plan.model, Stage.DIFFUSE), running.inputs.values()
+        folder, formats = self._host_copies.source(replica).folder, self._host_copies.formats(replica)
+        loras = lora_bytes(folder, (inputs.lora for inputs in requests))
+        return loras + count_cache_bytes(folder, requests, formats)
+
+
+def _name_size(running: RunningPlan) -> Hashable:
+    """The same for plans that take the same memory."""
+    plan, shapes = running.plan, sorted(str(inputs.shape) for inputs in running.inputs.values())
+    return plan.model, plan.stages, plan.degree, tuple(shapes)
