@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.parallel.members import Member, Pool
-from tests.pipelines.loras import random_lora, save_lora
+from tests.pipelines.loras import random_lora, save_lora, uses
 from tests.pipelines.models import PARALLEL, families, final_latents, make_inputs, start
 from tridentserve.models.families import FAMILIES
 from tridentserve.parallel import sequence_parallel
@@ -32,7 +32,7 @@ def denoise(member: Member, folder: Path, state: dict[str, Any]) -> Any:
 def test_the_degree_does_not_change_what_a_lora_does(pool: Pool, model: Model, tmp_path: Path, variant: str) -> None:
     folder = Path(shutil.copytree(model(variant), tmp_path / variant))
     save_lora(folder, "style", random_lora(folder))
-    inputs = make_inputs(variant=variant, lora="style")
+    inputs = make_inputs(variant=variant, loras=uses(folder, "style"))
     alone = final_latents(folder, inputs)
     for latents in pool.run(denoise, 2, folder, asdict(start(folder, inputs))):
         assert not isinstance(latents, Exception), latents

@@ -103,6 +103,10 @@ class Denoising:
         if self._group is not None:
             self._states = _broadcast_states(self._states, self._group, self._is_leader)
 
+    def hold_loras(self) -> None:
+        """Have the LoRAs of all members on the device."""
+        self._adapter.hold_loras(list(self._states.values()))
+
     def run_steps(self, before: Sequence[StageSpan]) -> None:
         """Do the plan's denoising steps for all members, up to a stop or a pause. `before`: the spans of the plan's
         stages before D."""

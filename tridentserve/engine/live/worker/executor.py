@@ -49,6 +49,8 @@ class Execution:
     """C was done in tiles."""
     skipped_steps: dict[str, float] = field(default_factory=dict)
     """See `PlanReport.skipped_steps`."""
+    loras: tuple[str, ...] | None = None
+    """See `PlanReport.loras`."""
 
 
 class StageExecutor:
@@ -124,7 +126,7 @@ class StageExecutor:
                         try:
                             _run_diffuse(plan, Denoising(plan, adapter, group, control), inputs, execution)
                         finally:
-                            adapter.drop_lora()
+                            self._replicas.loras.trim()
                     case Stage.DECODE:
                         _run_decode(plan, Decoding(plan, adapter, group), inputs, execution, control, frugal)
             if execution.stopped:
@@ -160,7 +162,8 @@ def _run_diffuse(
     plan: DispatchPlan, denoising: Denoising, inputs: Mapping[str, GenerationInputs], execution: Execution
 ) -> None:
     denoising.share_states(inputs, execution.outputs)
-    # The span begins here: the cost model learns seconds per step from it, without the wait for other workers.
+    denoising.hold_loras()
+    # The span begins here: the cost model learns seconds per step from it, without the waits for workers and files.
     with _time_stage(Stage.DIFFUSE, plan, execution):
         denoising.run_steps(execution.spans)
         execution.stopped, execution.paused_after = denoising.stopped, denoising.paused_after

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -25,8 +25,8 @@ from tridentserve.engine.live.worker.executor import Execution, StageExecutor
 from tridentserve.engine.live.worker.memory_peak import MemoryPeak
 from tridentserve.engine.live.worker.output_files import EncodedOutput, encode_outputs
 from tridentserve.engine.live.worker.step_teller import StepTeller
-from tridentserve.errors import HandoffError, OutOfMemoryError, TridentServeError, WorkerError
-from tridentserve.models.lora_files import lora_bytes
+from tridentserve.errors import HandoffError, LoraFileError, OutOfMemoryError, TridentServeError, WorkerError
+from tridentserve.models.lora_files import LoraFile, collect_files, count_file_bytes
 from tridentserve.models.step_cache import count_cache_bytes
 from tridentserve.plans import DispatchPlan, Replica, WorkerId
 from tridentserve.requests import GenerationInputs
@@ -147,6 +147,8 @@ class PlanRunner:
             async with self._order:
                 execution = await self._execute(running)
                 running.peak.end()
+                if not execution.stopped:  # whose report has no effect
+                    execution.loras = self._replicas.loras.take_news()
             return await self._make_report(running, execution)
         except Exception as error:  # whatever it is, the scheduler must hear that the plan has ended
             return self._make_failure(plan, error)
@@ -205,24 +207,26 @@ class PlanRunner:
         """Have in memory what the plan runs here. Returns whether it must be run frugally to fit."""
         others = (other for other in self._running.values() if other is not running)
         queued = {replica for other in others for replica in other.needed}
-        expected, tell = running.expected.with_bytes(self._count_own_bytes(running)), running.tell
+        loras, tell = _list_loras(running), running.tell
+        expected = running.expected.with_bytes(self._count_own_bytes(running, loras))
         try:
-            await self._replicas.prepare(running.needed, expected.num_bytes, queued, tell=tell)
+            await self._replicas.prepare(running.needed, expected.num_bytes, queued, tell=tell, loras=loras)
         except OutOfMemoryError:
             if expected.frugal_bytes >= expected.num_bytes:
                 raise
-            await self._replicas.prepare(running.needed, expected.frugal_bytes, queued, tell=tell)
+            await self._replicas.prepare(running.needed, expected.frugal_bytes, queued, tell=tell, loras=loras)
             return True
         return False
 
-    def _count_own_bytes(self, running: RunningPlan) -> int:
+    def _count_own_bytes(self, running: RunningPlan, loras: Collection[LoraFile]) -> int:
         """Bytes that D needs for LoRAs and step caches, which no profile knows of."""
         if Stage.DIFFUSE not in running.plan.stages:
             return 0
         replica, requests = Replica(running.plan.model, Stage.DIFFUSE), running.inputs.values()
         folder, formats = self._host_copies.source(replica).folder, self._host_copies.formats(replica)
-        loras = lora_bytes(folder, (inputs.lora for inputs in requests))
-        return loras + count_cache_bytes(folder, requests, formats)
+        held = {file: self._replicas.loras.find_bytes(file) for file in loras}
+        lora_bytes = sum(count_file_bytes(file) if known is None else known for file, known in held.items())
+        return lora_bytes + count_cache_bytes(folder, requests, formats)
 
     async def _fetch_inputs(self, plan: DispatchPlan) -> dict[str, Parcel]:
         """Fetch the outputs of each member's previous plan, on the leader only. A member of a batch that has ended
@@ -267,6 +271,7 @@ class PlanRunner:
             expected_peak_bytes=running.expected.num_bytes,
             tiled=execution.tiled,
             skipped_steps=execution.skipped_steps,
+            loras=execution.loras,
             buffer_used_bytes=self._handoff.used_bytes,
             buffer_bytes=self._handoff.capacity_bytes,
         )
@@ -284,6 +289,13 @@ class PlanRunner:
         return PlanReport(plan.plan_id, "failed", error=message, retry=retry, code=code)
 
 
+def _list_loras(running: RunningPlan) -> tuple[LoraFile, ...]:
+    """The LoRAs that a plan needs."""
+    if Stage.DIFFUSE not in running.plan.stages:
+        return ()
+    return collect_files(inputs.loras for inputs in running.inputs.values())
+
+
 def _wants_previews(running: RunningPlan) -> bool:
     """True when somebody watches a plan of which previews are wanted."""
     is_watched = running.control.watched and Stage.DIFFUSE in running.plan.stages
@@ -292,8 +304,8 @@ def _wants_previews(running: RunningPlan) -> bool:
 
 def _may_succeed_later(error: TridentServeError) -> bool:
     """True when the plan's requests may succeed another time. A plan that does not fit into empty
-    memory never will, and a fault of a request stays."""
-    return error.http_status >= 500 and not isinstance(error, OutOfMemoryError)
+    memory never will, and a fault of a request or of its LoRA's file stays."""
+    return error.http_status >= 500 and not isinstance(error, OutOfMemoryError | LoraFileError)
 
 
 def _choose_inline(made: Mapping[str, Sequence[EncodedOutput]]) -> dict[str, tuple[bytes, ...]] | None:
