@@ -16,22 +16,14 @@ from deployments.config.app import AppArgs
 from deployments.config.models import ModelArgs
 from deployments.model_updates.catalogue import CataloguePublisher
 from deployments.model_updates.change import KnownModel, build_known_model, find_refusals, plan_interim_placement
-from deployments.model_updates.lora_registry import LoraRegistry, find_file
+from deployments.model_updates.lora_changes import LoraChanges
+from deployments.model_updates.lora_registry import LoraRegistry
 from deployments.models.sources import find_model_source
-from deployments.schemas.lora import require_lora
-from deployments.schemas.model_choice import make_unknown_model_error
 from profiler import CostModel
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.live.messages import ModelSource
 from tridentserve.engine.live.model_changes import ModelChanges
-from tridentserve.errors import (
-    ConfigError,
-    InvalidRequestError,
-    LoraExistsError,
-    ModelUnavailableError,
-    TridentServeError,
-)
-from tridentserve.models.lora_files import LoraFile
+from tridentserve.errors import ConfigError, TridentServeError
 from tridentserve.plans import PlacementPlan
 from tridentserve.scheduling.events import ModelRemoved
 
@@ -59,7 +51,8 @@ class ModelReconciler:
         self._specs = specs
         self._first_placement = placement
         self._fetch = fetch
-        self._loras = LoraRegistry(args.loras_file)
+        self._registry = LoraRegistry(args.loras_file)
+        self.loras = LoraChanges(self._registry, changes, lambda: self._known, args.cache_dir, self._publish)
         self._known = {model.name: build_known_model(args, model, "serving") for model in args.models}
         # The names of models that return with other weights, and the sources of those that have host copies already.
         self._returning: list[str] = []
@@ -89,50 +82,13 @@ class ModelReconciler:
         models = {name: known.state for name, known in self._known.items()}
         return {"models": {**returning, **models}, "problems": list(self.problems)}
 
-    async def add_lora(self, model: str, name: str, path: str) -> LoraFile:
-        """See `Backend`. The model may change, or get another LoRA of the name, while the file is read."""
-        known = self._require_serving(model, name)
-        source = await asyncio.to_thread(find_model_source, known.model, self._in_force.cache_dir)
-        try:
-            file = await asyncio.to_thread(find_file, path)
-            digest = await self._changes.check_lora(source, file)
-        except ConfigError as error:
-            raise InvalidRequestError(f"path: {error}", "path") from None
-        if known.is_replaced_by(self._require_serving(model, name).model):
-            raise ModelUnavailableError(f"{model} was replaced while the LoRA was read")
-        lora = LoraFile(model, name, file, digest)
-        self._loras.add(lora)
-        self._publish()
-        logger.info("%s has the LoRA %s now, from %s", model, name, file)
-        return lora
-
-    def remove_lora(self, model: str, name: str) -> None:
-        """See `Backend`."""
-        if (known := self._known.get(model)) is None:
-            raise make_unknown_model_error(self._known)
-        self._loras.remove(require_lora(self._loras.apply(known.served), name))
-        self._publish()
-        logger.info("%s has the LoRA %s no more", model, name)
-
-    def _require_serving(self, model: str, new_lora: str) -> KnownModel:
-        """A model that may get a LoRA of this name."""
-        if (known := self._known.get(model)) is None:
-            raise make_unknown_model_error(self._known)
-        if known.state != "serving":
-            raise ModelUnavailableError(f"{model} takes no requests at the moment")
-        if not known.served.family.loras:
-            raise InvalidRequestError(f"model: {known.served.family.name} has no LoRAs", "model")
-        if self._loras.apply(known.served).find_lora(new_lora) is not None:
-            raise LoraExistsError("the model has a LoRA of this name; remove it first, or take another name")
-        return known
-
     def stop(self) -> None:
         self._task.cancel()
 
     def _publish(self) -> None:
         """The models that take requests, in the order of the configuration: the first is the default."""
         serving = (known.served for known in self._known.values() if known.state == "serving")
-        self.catalogue.publish([self._loras.apply(served) for served in serving])
+        self.catalogue.publish([self._registry.apply(served) for served in serving])
 
     async def _reconcile(self) -> None:
         while True:
@@ -270,7 +226,7 @@ class ModelReconciler:
         self._known[name].state = "removing"
         await self._changes.remove(ModelRemoved(name, self._plan_placement(args, leaving)))
         del self._known[name]
-        self._loras.forget(name)
+        self._registry.forget(name)
         logger.info("%s has been removed", name)
 
     async def _adjust(self, args: AppArgs) -> None:

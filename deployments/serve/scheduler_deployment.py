@@ -112,11 +112,11 @@ class SchedulerDeployment:
 
     async def add_lora(self, model: str, name: str, path: str) -> LoraFile:
         """See `Backend`."""
-        return await self._require_reconciler().add_lora(model, name, path)
+        return await self._require_reconciler().loras.add(model, name, path)
 
     async def remove_lora(self, model: str, name: str) -> None:
         """See `Backend`."""
-        self._require_reconciler().remove_lora(model, name)
+        self._require_reconciler().loras.remove(model, name)
 
     async def get_address(self) -> ChannelAddress:
         """The place where this replica takes requests (see `ClientCalls`)."""

@@ -83,7 +83,7 @@ def test_it_is_checked_and_published(tmp_path: Path) -> None:
 
         changes: Any = bench.changes
         changes.check_lora = check_lora
-        add, catalogue = bench.reconciler.add_lora, bench.reconciler.catalogue
+        add, catalogue = bench.reconciler.loras.add, bench.reconciler.catalogue
         before = catalogue.latest.version
         added = await add("tiny-sd3", "chalk", str(file))
         assert bench.changes.told == ["check chalk.safetensors for tiny-sd3"]
@@ -98,8 +98,8 @@ def test_it_is_checked_and_published(tmp_path: Path) -> None:
         with pytest.raises(UnknownModelError):
             await add("none", "chalk", str(odd))
         with pytest.raises(LoraNotFoundError):
-            bench.reconciler.remove_lora("tiny-sd3", "odd")
-        bench.reconciler.remove_lora("tiny-sd3", "chalk")
+            bench.reconciler.loras.remove("tiny-sd3", "odd")
+        bench.reconciler.loras.remove("tiny-sd3", "chalk")
         assert catalogue.latest.models[0].loras == ()
         bench.want({**SD3, "drain": True}, FLUX)
         await bench.wait_for_models(tiny_sd3="draining", tiny_flux="serving")

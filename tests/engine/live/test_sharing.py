@@ -17,7 +17,7 @@ from PIL import Image
 
 from tests.engine.live import sharing
 from tests.engine.live.configs import worker_configs
-from tests.pipelines.loras import random_lora, save_lora, uses
+from tests.pipelines.loras import path_of, random_lora, save_lora, uses
 from tests.pipelines.models import formats_of
 from tests.support.decision_log import read_log
 from tridentserve.engine.live.engine import LiveEngine
@@ -26,7 +26,8 @@ from tridentserve.engine.live.spawning.spawner import ActorSpawner
 from tridentserve.engine.live.updates import CompletedUpdate, FailedUpdate, Update
 from tridentserve.engine.options import EngineOptions
 from tridentserve.engine.simulated import SimulatedEngine, SimulationOptions
-from tridentserve.models.lora_files import LoraUse
+from tridentserve.errors import LoraFileError
+from tridentserve.models.lora_files import LoraUse, compute_digest
 from tridentserve.models.number_formats import NumberFormats
 from tridentserve.parallel import connect_store
 from tridentserve.pipelines import PipelineAdapter, load_adapter
@@ -196,6 +197,25 @@ async def test_loras_change_the_image_of_their_request_only(service: Service, al
     _, unstyled = await service.generate("unstyled", plain)
     assert_rounded_alike(unstyled, image_of(alone, plain))
     assert np.abs(image.astype(int) - unstyled.astype(int)).max() > 5
+
+
+async def test_a_lora_is_checked_before_it_is_offered(service: Service) -> None:
+    """In a process of the node, which knows of the model only what its folder says."""
+    source, file = ModelSource(MODEL, service.folder), path_of(service.folder, "ink")
+    assert await service.engine.models.check_lora(source, file) == compute_digest(file)
+    odd = file.with_name("odd.safetensors")
+    odd.write_bytes(b"no")
+    with pytest.raises(LoraFileError, match=r"odd\.safetensors cannot be read"):
+        await service.engine.models.check_lora(source, odd)
+
+
+async def test_a_request_whose_lora_is_gone_fails_and_is_never_made_without_it(service: Service) -> None:
+    (use,) = uses(service.folder, "ink", model=MODEL)
+    changed = replace(use, file=replace(use.file, digest="0" * 64))
+    for name, loras in (("gone", uses(service.folder, "gone", model=MODEL)), ("changed", (changed,))):
+        failed = await service.ended(name, inputs_of("in ink", loras=loras))
+        assert isinstance(failed, FailedUpdate)
+        assert (failed.code, "ink" in failed.message or "gone" in failed.message) == ("bad_lora_file", True)
 
 
 async def test_what_a_worker_cannot_decode_as_it_is_it_decodes_in_tiles(

@@ -176,7 +176,7 @@ def test_workers_tell_of_the_loras_that_they_hold() -> None:
     script = Script({name: [run(index, "EDC", "w", name)] for index, name in enumerate(names, 1)})
     requests = {name: replace(make_request(name), loras=(f"m:{lora}",)) for name, lora in names.items()}
     lost = WorkerFailure(38.0, "w", 1.0)
-    options = SimulationOptions(max_loras=2, failures=(lost,), group_bytes=0, handoff_capacity_bytes=16)
+    options = SimulationOptions(held_loras=2, failures=(lost,), group_bytes=0, handoff_capacity_bytes=16)
     specs, placement = make_cluster({"w": "EDC"})
     engine = SimulatedEngine(script, specs, placement, FixedTimes(), options)
     engine.run([(10.0 * index, spec) for index, spec in enumerate(requests.values())])

@@ -135,7 +135,8 @@ class ModelChanges:
         config = self._fleet.any_config
         strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
         start = list_start_options(has_gpu=config.options.torch_device != "cpu")
-        task = ray.remote(function).options(num_cpus=0, max_retries=2, scheduling_strategy=strategy, **start)
+        remote: Any = ray.remote(function)  # Ray's types know no functions of any arguments
+        task = remote.options(num_cpus=0, max_retries=2, scheduling_strategy=strategy, **start)
         try:
             result: T = await task.remote(config.options.host_dir, source, config.options.torch_device, *more)
             return result

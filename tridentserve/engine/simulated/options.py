@@ -82,7 +82,7 @@ class SimulationOptions(LoopOptions):
         ge=0,
         description="Bytes of each worker's memory that its process groups take.",
     )
-    max_loras: int = Field(
+    held_loras: int = Field(
         default=16,
         ge=0,
         description="Most LoRAs that each worker keeps between plans; a simulation knows no files, and so no bytes.",

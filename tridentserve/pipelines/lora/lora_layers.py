@@ -22,9 +22,6 @@ from tridentserve.models.lora_files import LoraFile, LoraUse, collect_files, com
 from tridentserve.pipelines.lora.lora_cache import LoraCache
 from tridentserve.pipelines.lora.reading import LayerChange, read_changes
 
-# The requests of a batch, by their places in it, to whose rows a change is added; None: to all rows.
-_Members = frozenset[int] | None
-
 
 @dataclass(frozen=True, slots=True)
 class _AddedChange:
@@ -32,7 +29,8 @@ class _AddedChange:
 
     change: LayerChange
     scale: float
-    members: _Members
+    members: frozenset[int] | None
+    """The requests, by their places in the batch; None for all of them."""
 
 
 class _BatchRows:

@@ -309,7 +309,7 @@ class Executor:
         self._recorder.counts.yields += run.num_steps is not None
         self._record(run, "finished" if run.num_steps is None else "yielded")
         self._leave(run)
-        loras = self._devices.hold_loras(run, self._options.max_loras) if Stage.DIFFUSE in run.plan.stages else ()
+        loras = self._devices.hold_loras(run, self._options.held_loras) if Stage.DIFFUSE in run.plan.stages else ()
         self._report(run, ev.StageFinished(plan_id, run.spans, run.num_steps, loras))
 
     def _report(self, run: PlanRun, event: ev.Event) -> None:
