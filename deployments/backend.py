@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from tridentserve.engine.live.updates import CompletedUpdate, FailedUpdate, StreamedUpdate, Update
 from tridentserve.errors import TridentServeError, make_error
+from tridentserve.models.lora_files import LoraFile
 from tridentserve.requests import GenerationInputs, RequestSpec
 from tridentserve.scheduling.events import Reject
 from tridentserve.scheduling.prediction.predictor import Quote
@@ -40,6 +41,14 @@ class Backend(Protocol):
     async def get_health(self) -> dict[str, Any]:
         """The state of the service as `GET /health` answers it: "status" is "ready", "degraded" (some workers are
         missing) or another word for a service that cannot take requests, "workers" is the number of ready workers."""
+
+    async def add_lora(self, model: str, name: str, path: str) -> LoraFile:
+        """Offer the LoRA of a file by this name, once it has been read on every node and fits the model. Raises
+        `InvalidRequestError`, `LoraExistsError`, `UnknownModelError` and `ModelUnavailableError`."""
+
+    async def remove_lora(self, model: str, name: str) -> None:
+        """Offer a LoRA no more. Requests that have been accepted keep it. Raises `LoraNotFoundError` and
+        `UnknownModelError`."""
 
     async def explain(self, request_id: str) -> dict[str, Any]:
         """Why a request ended when it did, as `tridentserve.scheduling.explanation.explanation.to_plain` has it. Raises

@@ -51,6 +51,34 @@ class RequestCancelledError(TridentServeError):
     code = "cancelled"
 
 
+class UnauthorizedError(TridentServeError):
+    """A request for administrators comes without their token."""
+
+    http_status = 401
+    code = "unauthorized"
+
+
+class AdminDisabledError(TridentServeError):
+    """A request for administrators comes to a service that has no token for them."""
+
+    http_status = 403
+    code = "admin_disabled"
+
+
+class LoraNotFoundError(TridentServeError):
+    """A LoRA is to be removed that the model does not have."""
+
+    http_status = 404
+    code = "lora_not_found"
+
+
+class LoraExistsError(TridentServeError):
+    """A LoRA is to be added under a name that another one has."""
+
+    http_status = 409
+    code = "lora_exists"
+
+
 class VideoStorageError(TridentServeError):
     """A video cannot be kept, because its directory is full or the bound on its size is too low; or a job cannot be
     stored, because the disk is full."""
@@ -107,6 +135,12 @@ class ModelFolderError(ConfigError):
     """A model folder is missing, incomplete, or of a family that is not supported."""
 
     code = "bad_model_folder"
+
+
+class LoraFileError(ModelFolderError):
+    """The file of a LoRA is gone, is another one than it was, or does not fit the model."""
+
+    code = "bad_lora_file"
 
 
 class HandoffError(TridentServeError):

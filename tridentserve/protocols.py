@@ -115,6 +115,8 @@ class WorkerView:
     promised_s: float = 0.0
     """The seconds of `free_at_s` that are for E's and C's which have not been sent there: where the most urgent C goes
     first, it does not wait for them."""
+    loras: frozenset[str] = frozenset()
+    """The LoRAs that it holds, by `LoraFile.key`."""
 
 
 @dataclass(frozen=True, slots=True)

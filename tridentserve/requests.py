@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from tridentserve.models.lora_files import LoraUse
+
 # The result that a client gets: a PNG file per image; an MP4 file, or the frames as an array, per video.
 OutputFormat = Literal["png", "jpeg", "webp", "mp4", "frames"]
 
@@ -18,8 +20,8 @@ _PRIORITY_FACTOR, _MOST_STEPS = 4.0, 5
 # The pixels of a frame that make a token.
 PIXELS_PER_TOKEN = 256
 
-# The LoRA, the quality, and the id of a request that must run alone.
-BatchKey = tuple[str | None, Quality, str | None]
+# The quality, and the id of a request that must run alone.
+BatchKey = tuple[Quality, str | None]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -64,8 +66,8 @@ class RequestSpec:
     slo_s: float | None = None
     """Seconds from arrival to the deadline; None: the service's default, a multiple of the latency at the optimal
     degrees."""
-    lora: str | None = None
-    """Name of the LoRA. Only requests with the same one share forward passes of D."""
+    loras: tuple[str, ...] = ()
+    """The LoRAs by `LoraFile.key`. Workers that hold them come before others; batches may have several."""
     alone: bool = False
     """It shares no forward pass, because a batch that it was in has failed."""
     priority: int = 0
@@ -91,7 +93,7 @@ class RequestSpec:
     @property
     def batch_key(self) -> BatchKey:
         """Equal for requests of one model and size that may be in a batch together."""
-        return self.lora, self.quality, self.request_id if self.alone else None
+        return self.quality, self.request_id if self.alone else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +112,8 @@ class GenerationInputs:
     output_format: OutputFormat = "png"
     compression: int | None = None
     """Quality of JPEG and WebP files, 0 to 100; None for the default."""
-    lora: str | None = None
-    """A file of the model folder's `loras/`, by its name without the ending."""
+    loras: tuple[LoraUse, ...] = ()
+    """The LoRAs, in the order in which their changes are added."""
     image: bytes | None = field(default=None, repr=False)
     """The input image of a family with `takes_image`: a PNG file, RGB, of any size."""
     guidance_scale_2: float | None = None

@@ -30,7 +30,8 @@ def take_cell(args: AppArgs, number: int) -> AppArgs:
             update={key: _take_names(getattr(args.dispatch, key), names) for key in ("request_weights", "fair_shares")}
         ),
         "max_queued_requests": -(-args.max_queued_requests // num_cells),
-        "decision_log": _name_log(args.decision_log, number),
+        "decision_log": _name_file(args.decision_log, number),
+        "loras_file": _name_file(args.loras_file, number),
     }
     return args.model_copy(update={key: value for key, value in changes.items() if value != getattr(args, key)})
 
@@ -51,5 +52,5 @@ def _take_names(weights: Any, names: set[str]) -> Any:
     return None if weights is None else {name: weight for name, weight in weights.items() if name in names} or None
 
 
-def _name_log(path: Path | None, number: int) -> Path | None:
+def _name_file(path: Path | None, number: int) -> Path | None:
     return None if path is None else path.with_name(f"{path.stem}.cell{number}{path.suffix}")

@@ -168,6 +168,11 @@ class AppArgs(Args):
         description="Time that a model that is removed while the service runs has to finish its requests, in seconds; "
         "then these are ended.",
     )
+    loras_file: LocalPath | None = Field(
+        default=None,
+        description="File on the node of the Scheduler that keeps which LoRAs were added and removed over HTTP; "
+        "without it they are as at the start again when the Scheduler has been restarted.",
+    )
     decision_log: LocalPath | None = make_option(EngineOptions, "decision_log")
 
     @field_validator("models")

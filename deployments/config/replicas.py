@@ -20,6 +20,13 @@ class ReplicasArgs(Args):
         "Size of the blocks in which weights are moved, in MiB; a load needs that much memory in addition to the "
         "weights.",
     )
+    lora_mb: int = make_option(
+        WorkerOptions,
+        "lora_bytes",
+        MEBIBYTES,
+        "Most MiB of LoRAs that a worker keeps on its device between plans; the longest unused leave first, and all of "
+        "them before weights do.",
+    )
     host_dir: LocalPath | None = Field(
         default=None,
         description="Directory in which each node keeps its one copy of all weights; without it `host` in `cache_dir`. "

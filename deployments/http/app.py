@@ -13,6 +13,7 @@ from deployments.http.errors import install_error_handlers
 from deployments.http.routes.chat_routes import CHAT_ROUTES, add_chat_routes
 from deployments.http.routes.console_routes import CONSOLE_ROUTES, add_console_routes
 from deployments.http.routes.image_routes import IMAGE_ROUTES, add_image_routes
+from deployments.http.routes.lora_routes import LORA_ROUTES, add_lora_routes
 from deployments.http.routes.quote_routes import QUOTE_ROUTES, add_quote_routes
 from deployments.http.routes.refused_routes import METRICS_ROUTE, add_refused_routes
 from deployments.http.routes.request_routes import REQUEST_ROUTES, add_request_routes
@@ -28,6 +29,7 @@ _ROUTES = (
     *QUOTE_ROUTES,
     *REQUEST_ROUTES,
     *SERVICE_ROUTES,
+    *LORA_ROUTES,
     *CONSOLE_ROUTES,
     METRICS_ROUTE,
     "GET /openapi.json",
@@ -60,6 +62,7 @@ def create_api(
     add_quote_routes(api, backend, models, max_body_bytes, lenient)
     add_request_routes(api, backend, videos)
     add_service_routes(api, backend, models)
+    add_lora_routes(api, backend, models, max_body_bytes)
     add_refused_routes(api)
     about = {"name": api.title, "version": api.version, "routes": _ROUTES, "documentation": "docs/api.md"}
     add_console_routes(api, backend, about, heartbeat_s)

@@ -16,6 +16,8 @@ from deployments.config.app import AppArgs
 from deployments.config.models import ModelArgs
 from deployments.model_updates.catalogue import CataloguePublisher
 from deployments.model_updates.change import KnownModel, build_known_model, find_refusals, plan_interim_placement
+from deployments.model_updates.lora_changes import LoraChanges
+from deployments.model_updates.lora_registry import LoraRegistry
 from deployments.models.sources import find_model_source
 from profiler import CostModel
 from tridentserve.cluster import WorkerSpec
@@ -49,6 +51,8 @@ class ModelReconciler:
         self._specs = specs
         self._first_placement = placement
         self._fetch = fetch
+        self._registry = LoraRegistry(args.loras_file)
+        self.loras = LoraChanges(self._registry, changes, lambda: self._known, args.cache_dir, self._publish)
         self._known = {model.name: build_known_model(args, model, "serving") for model in args.models}
         # The names of models that return with other weights, and the sources of those that have host copies already.
         self._returning: list[str] = []
@@ -83,7 +87,8 @@ class ModelReconciler:
 
     def _publish(self) -> None:
         """The models that take requests, in the order of the configuration: the first is the default."""
-        self.catalogue.publish([known.served for known in self._known.values() if known.state == "serving"])
+        serving = (known.served for known in self._known.values() if known.state == "serving")
+        self.catalogue.publish([self._registry.apply(served) for served in serving])
 
     async def _reconcile(self) -> None:
         while True:
@@ -221,6 +226,7 @@ class ModelReconciler:
         self._known[name].state = "removing"
         await self._changes.remove(ModelRemoved(name, self._plan_placement(args, leaving)))
         del self._known[name]
+        self._registry.forget(name)
         logger.info("%s has been removed", name)
 
     async def _adjust(self, args: AppArgs) -> None:

@@ -11,7 +11,7 @@ from deployments.config.models import Limits, ModelArgs, RequestDefaults
 from tridentserve.errors import ModelFolderError
 from tridentserve.models.families import FAMILIES
 from tridentserve.models.family import Family
-from tridentserve.models.lora_files import list_loras
+from tridentserve.models.lora_files import LoraFile, list_loras
 from tridentserve.models.model_folder import MODEL_INDEX, detect_family, read_json
 from tridentserve.requests import Quality, Shape
 
@@ -30,8 +30,8 @@ class ServedModel:
     name: str
     family: Family
     limits: Limits
-    loras: tuple[str, ...] = ()
-    """The names of the LoRAs that a request may name."""
+    loras: tuple[LoraFile, ...] = ()
+    """The LoRAs that a request may name."""
     defaults: RequestDefaults = field(default_factory=RequestDefaults)
     """Values for requests that name none, where they differ from the family's."""
 
@@ -47,6 +47,10 @@ class ServedModel:
     def caches_steps(self) -> bool:
         """True where requests may have a `quality` other than `exact`."""
         return self.family.caches_steps and not self.has_two_experts
+
+    def find_lora(self, name: str) -> LoraFile | None:
+        """The LoRA of this name; None where the model has none."""
+        return next((lora for lora in self.loras if lora.name == name), None)
 
     def choose_quality(self, asked: AskedQuality) -> Quality:
         """The quality in which a request is made: `exact` where the model makes no other."""
@@ -198,7 +202,7 @@ class ServedModel:
             "family": self.family.name,
             "input_modalities": ["text", "image"] if self.takes_image else ["text"],
             "output_modality": "video" if self.makes_videos else "image",
-            "loras": list(self.loras),
+            "loras": [lora.name for lora in self.loras],
             "limits": {**self.limits.model_dump(exclude=hidden), "size_multiple": multiple, **pattern},
             "defaults": {
                 **size,
@@ -216,7 +220,7 @@ def build_served_models(models: list[ModelArgs]) -> Mapping[str, ServedModel]:
 def build_served_model(model: ModelArgs) -> ServedModel:
     """The model of one entry of the configuration. Raises `ModelFolderError`."""
     family = find_family(model)
-    loras = list_loras(model.folder) if model.folder is not None and family.loras else ()
+    loras = list_loras(model.name, model.folder) if model.folder is not None and family.loras else ()
     return ServedModel(model.name, family, model.limits, loras, model.defaults, _has_two_experts(model))
 
 

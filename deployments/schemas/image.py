@@ -24,6 +24,7 @@ from deployments.schemas.foreign_fields import (
     log_ignored,
     suggest_names,
 )
+from deployments.schemas.lora import LoraChoices, find_uses
 from deployments.schemas.model_choice import check_size, choose_model
 from tridentserve.errors import InvalidRequestError
 from tridentserve.requests import GenerationInputs, OnLate, RequestSpec, Shape
@@ -130,6 +131,9 @@ class GenerationRequest(BaseModel):
         "`partial_images`.",
     )
     lora: PlainText | None = Field(default=None, description="The name of a LoRA of the model. The default is none.")
+    loras: LoraChoices | None = Field(
+        default=None, description="Several LoRAs of the model: names, or objects with `name` and `scale`."
+    )
     slo_ms: float | None = Field(
         default=None,
         gt=0,
@@ -323,7 +327,7 @@ def build_request(
     guidance_scale, own = request.guidance_scale, model.own_fields
     if "true_cfg_scale" in own and request.true_cfg_scale is not None:
         guidance_scale = request.true_cfg_scale
-    quality = model.choose_quality(request.quality)
+    quality, loras = model.choose_quality(request.quality), find_uses(request.lora, request.loras, model)
     spec = RequestSpec(
         request_id=request.request_id or new_id,
         model=model.name,
@@ -331,7 +335,7 @@ def build_request(
         num_inference_steps=steps,
         num_outputs=request.num_outputs,
         slo_s=None if request.slo_ms is None else request.slo_ms / 1000,
-        lora=request.lora,
+        loras=tuple(use.file.key for use in loras),
         priority=request.priority + _TIERS.get(request.service_tier, 0),
         on_late=request.on_late,
         quality=quality,
@@ -345,7 +349,7 @@ def build_request(
         seed=secrets.randbelow(_RANDOM_SEEDS) if request.seed is None else request.seed,
         negative_prompt=request.negative_prompt,
         num_outputs=request.num_outputs,
-        lora=request.lora,
+        loras=loras,
         guidance_scale_2=request.guidance_scale_2 if "guidance_scale_2" in own else None,
         flow_shift=request.flow_shift if "flow_shift" in own else None,
         quality=quality,
@@ -358,16 +362,14 @@ def build_request(
 
 
 def check_limits(request: GenerationRequest, model: ServedModel) -> None:
-    """Check the outputs, steps, texts and the LoRA of a request. Raises `InvalidRequestError`."""
+    """Check the outputs, steps, texts and LoRAs of a request. Raises `InvalidRequestError`."""
     limits = model.limits
     _check_at_most("n", request.num_outputs, limits.max_outputs)
     _check_at_most("num_inference_steps", request.num_inference_steps or 1, limits.max_steps)
     for name, text in (("prompt", request.prompt), ("negative_prompt", request.negative_prompt)):
         if len(text) > limits.max_prompt_chars:
             raise InvalidRequestError(f"{name}: has more than {limits.max_prompt_chars} characters", name)
-    if request.lora is not None and request.lora not in model.loras:
-        there = ", ".join(model.loras) or "none"
-        raise InvalidRequestError(f"lora: this model has no LoRA of this name (there are: {there})", "lora")
+    find_uses(request.lora, request.loras, model)
 
 
 def _check_at_most(name: str, value: int, limit: int) -> None:

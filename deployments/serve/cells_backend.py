@@ -20,7 +20,14 @@ from deployments.serve.cell_health import combine_health
 from deployments.serve.remote_backend import RemoteBackend
 from tridentserve.cells.router import SUMMARY_PERIOD_S, CellRouter
 from tridentserve.engine.live.updates import CompletedUpdate, QueuedUpdate, Update
-from tridentserve.errors import OverloadedError, ProfileError, RequestNotFoundError
+from tridentserve.errors import (
+    LoraNotFoundError,
+    OverloadedError,
+    ProfileError,
+    RequestNotFoundError,
+    UnknownModelError,
+)
+from tridentserve.models.lora_files import LoraFile
 from tridentserve.requests import GenerationInputs, RequestSpec
 from tridentserve.scheduling.estimation.request_work import RequestWork, estimate_work
 from tridentserve.scheduling.events import Reject
@@ -135,6 +142,27 @@ class CellsBackend:
         if not any(states):
             raise LostCallError("no scheduler answers at the moment")
         return combine_states(states, known)
+
+    async def add_lora(self, model: str, name: str, path: str) -> LoraFile:
+        """In all cells that serve the model, or else in none."""
+        answers = await asyncio.gather(
+            *(cell.add_lora(model, name, path) for cell in self._cells), return_exceptions=True
+        )
+        served = [answer for answer in answers if not isinstance(answer, UnknownModelError)]
+        errors = [answer for answer in served if isinstance(answer, BaseException)]
+        if not errors and served:
+            return next(answer for answer in served if not isinstance(answer, BaseException))
+        added = [cell for cell, answer in zip(self._cells, answers, strict=True) if isinstance(answer, LoraFile)]
+        await asyncio.gather(*(cell.remove_lora(model, name) for cell in added), return_exceptions=True)
+        raise next(error for error in (*errors, *answers) if isinstance(error, BaseException))
+
+    async def remove_lora(self, model: str, name: str) -> None:
+        """In all cells that have it. One that does not answer may still have it, and then the caller hears of it."""
+        answers = await asyncio.gather(*(cell.remove_lora(model, name) for cell in self._cells), return_exceptions=True)
+        absent = (UnknownModelError, LoraNotFoundError)
+        errors = [answer for answer in answers if isinstance(answer, BaseException)]
+        if any(not isinstance(error, absent) for error in errors) or len(errors) == len(answers):
+            raise max(errors, key=lambda error: not isinstance(error, absent))
 
     async def explain(self, request_id: str) -> dict[str, Any]:
         """By the cell that had the request. Cells that had not say so at once; one that does may take a minute."""

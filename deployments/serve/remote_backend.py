@@ -15,6 +15,7 @@ from tridentserve.cells.summary import CellSummary
 from tridentserve.engine.live.channels.channel import Channel, ChannelError
 from tridentserve.engine.live.channels.opening import LazyChannel, connect
 from tridentserve.engine.live.updates import CompletedUpdate, FailedUpdate, Update
+from tridentserve.models.lora_files import LoraFile
 from tridentserve.requests import GenerationInputs, RequestSpec
 from tridentserve.scheduling.events import Reject
 from tridentserve.scheduling.prediction.predictor import Quote
@@ -80,6 +81,15 @@ class RemoteBackend:
         """The load of the scheduler, with all requests that were made from here before this call."""
         summary: CellSummary = await self._ask("summarize_load")
         return summary
+
+    async def add_lora(self, model: str, name: str, path: str) -> LoraFile:
+        with translate_call_errors():
+            added: LoraFile = await self._handle.add_lora.remote(model, name, path)
+            return added
+
+    async def remove_lora(self, model: str, name: str) -> None:
+        with translate_call_errors():
+            await self._handle.remove_lora.remote(model, name)
 
     async def explain(self, request_id: str) -> dict[str, Any]:
         with translate_call_errors():

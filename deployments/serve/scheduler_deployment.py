@@ -30,6 +30,7 @@ from tridentserve.engine.live.channels.opening import ChannelListener, listen
 from tridentserve.engine.live.updates import FailedUpdate, Update
 from tridentserve.errors import ConfigError, OverloadedError, WorkerError
 from tridentserve.long_lived import spare_long_lived
+from tridentserve.models.lora_files import LoraFile
 from tridentserve.requests import GenerationInputs, RequestSpec
 from tridentserve.scheduling.events import Reject
 from tridentserve.scheduling.prediction.predictor import Quote
@@ -107,9 +108,15 @@ class SchedulerDeployment:
     async def get_catalogue(self, known_version: str | None, timeout_s: float) -> Catalogue:
         """Long-poll the models that take requests: return when they differ from `known_version`, or after `timeout_s`
         seconds."""
-        if self._reconciler is None:
-            raise WorkerError("the service is starting")
-        return await self._reconciler.catalogue.wait_for_change(known_version, timeout_s)
+        return await self._require_reconciler().catalogue.wait_for_change(known_version, timeout_s)
+
+    async def add_lora(self, model: str, name: str, path: str) -> LoraFile:
+        """See `Backend`."""
+        return await self._require_reconciler().loras.add(model, name, path)
+
+    async def remove_lora(self, model: str, name: str) -> None:
+        """See `Backend`."""
+        self._require_reconciler().loras.remove(model, name)
 
     async def get_address(self) -> ChannelAddress:
         """The place where this replica takes requests (see `ClientCalls`)."""
@@ -180,6 +187,11 @@ class SchedulerDeployment:
         application down."""
         if self._engine is not None and not self._engine.healthy:
             raise WorkerError("the scheduler's thread has ended")
+
+    def _require_reconciler(self) -> ModelReconciler:
+        if self._reconciler is None:
+            raise WorkerError("the service is starting")
+        return self._reconciler
 
     def _require_engine(self) -> LiveEngine:
         if self._engine is None:

@@ -110,11 +110,13 @@ def _check_paths(args: AppArgs) -> Iterator[str]:
         yield f"cache_dir: {why}"
     if args.replicas.host_dir is not None and (why := _explain_unwritable(args.replicas.host_dir)):
         yield f"replicas.host_dir: {why}"
-    if args.decision_log is not None:
-        if why := _explain_unwritable(args.decision_log.parent):
-            yield f"decision_log: {why}"
-        elif args.decision_log.is_dir():
-            yield "decision_log: is a directory; name a file in it"
+    for key, file in (("decision_log", args.decision_log), ("loras_file", args.loras_file)):
+        if file is None:
+            continue
+        if why := _explain_unwritable(file.parent):
+            yield f"{key}: {why}"
+        elif file.is_dir():
+            yield f"{key}: is a directory; name a file in it"
 
 
 def _explain_unwritable(folder: Path) -> str | None:

@@ -23,7 +23,7 @@ from tridentserve.requests import GenerationInputs, RequestSpec
 
 JobState = Literal["queued", "leased", "completed", "failed"]
 
-_VERSION = 4
+_VERSION = 5
 """Version of the schema. Earlier versions were never released, so they are refused and not migrated."""
 _BUSY_TIMEOUT_S = 10.0
 _SPEC, _INPUTS = TypeAdapter(RequestSpec), TypeAdapter(GenerationInputs)

@@ -140,16 +140,17 @@ class Assigner:
         self._builder = AssignmentBuilder(tick.auxiliaries, tick.now_s)
 
     def assign(self, choices: Sequence[Choice], found_by: str) -> list[Assignment]:
-        """Primaries for the widest first, then batches and auxiliaries for the earliest deadline first, in which order
-        the assignments are. `found_by` ends their reasons."""
+        """Primaries for the widest first, of equals for those with LoRAs, then batches and auxiliaries for the earliest
+        deadline first, in which order the assignments are. `found_by` ends their reasons."""
         taken: dict[str, tuple[WorkerId, ...]] = {}
         idle: dict[int, IdleWorkers] = {}
         in_order = sorted(choices, key=lambda choice: by_deadline(choice.pending))
-        for choice in sorted(in_order, key=lambda choice: -choice.candidate.group.degree):
+        for choice in sorted(in_order, key=_order_for_workers):
             group = choice.candidate.group
             if group.pool not in idle:
                 idle[group.pool] = IdleWorkers(self._tick.pools[group.pool])
-            workers = idle[group.pool].take(group.degree, _find_preferred(choice, idle[group.pool]))
+            liked = self._find_holders(choice.pending, idle[group.pool])
+            workers = idle[group.pool].take(group.degree, _find_preferred(choice, idle[group.pool]), liked)
             if workers is not None:
                 taken[choice.pending.spec.request_id] = workers
                 if not self._auxiliaries.are_any:
@@ -163,6 +164,13 @@ class Assigner:
                 members, candidate = self._form_batch(choice, left.get(choice.work, []) if left else [])
                 assignments.append(self._build_assignment(members, choice.work, candidate, workers, found_by))
         return assignments
+
+    def _find_holders(self, pending: PendingRequest, idle: IdleWorkers) -> frozenset[WorkerId]:
+        """Workers that hold the LoRAs of a request, and of those that are known to be in its batch."""
+        members = self._batches.get(pending.spec.request_id) if self._batches else None
+        if members is None:
+            return idle.find_holders(pending.spec.loras)
+        return idle.find_holders(dict.fromkeys(key for member in members for key in member.spec.loras))
 
     def _list_left(self, taken: Iterable[str]) -> dict[Work, list[PendingRequest]]:
         """The requests without a group, which may join others."""
@@ -293,6 +301,11 @@ def _explain(members: Sequence[PendingRequest], candidate: Candidate, finish_s: 
     verdict = f"{slack_s:.2f} s to spare" if slack_s >= 0 else f"late by {-slack_s:.2f} s"
     batch = f", batch of {len(members)}" if len(members) > 1 else ""
     return f"{candidate.primary} degree {candidate.group.degree}{batch}, {verdict}, {found_by}"
+
+
+def _order_for_workers(choice: Choice) -> tuple[int, bool]:
+    """Who has no LoRAs leaves the workers that hold some to others."""
+    return -choice.candidate.group.degree, not choice.pending.spec.loras
 
 
 def _find_preferred(choice: Choice, idle: IdleWorkers) -> frozenset[WorkerId]:

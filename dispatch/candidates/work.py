@@ -20,7 +20,7 @@ class Work(NamedTuple):
     num_steps: int
     needs_encode: bool
     batch: int = 1
-    batch_key: BatchKey = (None, "exact", None)
+    batch_key: BatchKey = ("exact", None)
     weight: float = 1.0
     """The weight that the requests have by their priority."""
     step_share: float = 1.0

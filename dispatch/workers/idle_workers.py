@@ -27,22 +27,25 @@ class IdleWorkers:
         self._places: dict[WorkerId, tuple[int, int]] | None = None  # made when workers are preferred
         self._units: dict[frozenset[WorkerId], Mapping[int, int]] = {}
         self._resident: dict[frozenset[Replica], frozenset[WorkerId]] = {}
+        self._holders: Mapping[str, frozenset[WorkerId]] | None = None  # of LoRAs; made when one is asked for
 
-    def take(self, degree: int, preferred: Collection[WorkerId] = ()) -> tuple[WorkerId, ...] | None:
+    def take(
+        self, degree: int, preferred: Collection[WorkerId] = (), liked: Collection[WorkerId] = ()
+    ) -> tuple[WorkerId, ...] | None:
         """`degree` idle workers of the node with the fewest that suffice (best fit); None when no node has as many.
 
-        The node and the block in it with the most of the `preferred` workers come before that. `degree` is a multiple
-        of the pool's unit.
+        The node and the block in it with the most of the `preferred` workers come before that; of those with as many,
+        the ones with the most of the `liked` workers. `degree` is a multiple of the pool's unit.
         """
         unit, degree = self._unit, degree // self._unit
         nodes = next(filter(None, self._by_idle[degree:]), None)
         if nodes is None:
             return None
-        found = self._find_node_with_most(degree, preferred) if preferred else None
-        number, wanted = found or (next(iter(nodes)), 0)
+        found = self._find_node_with_most(degree, preferred, liked) if preferred or liked else None
+        number, wanted, nice = found or (next(iter(nodes)), 0, 0)
         idle = self._count_idle(number)
         node = self._nodes[number]
-        chosen, bits = _find_block(len(node) // unit, idle, degree, wanted)
+        chosen, bits = _find_block(len(node) // unit, idle, degree, wanted, nice)
         count = idle.bit_count()
         self._idle[number] = idle & ~bits
         del self._by_idle[count][number]
@@ -66,19 +69,48 @@ class IdleWorkers:
             )
         return self._resident[wanted]
 
-    def _find_node_with_most(self, degree: int, preferred: Collection[WorkerId]) -> tuple[int, int] | None:
-        """The node, and the idle units in it with preferred workers; None where no node has any."""
-        wanted: dict[int, int] = {}
-        for number, bits in self._find_units(frozenset(preferred)).items():
+    def find_holders(self, loras: Collection[str]) -> frozenset[WorkerId]:
+        """The workers that were idle at first and hold all of these LoRAs; where none does, those that hold any."""
+        if not loras:
+            return frozenset()
+        if self._holders is None:
+            holders: defaultdict[str, set[WorkerId]] = defaultdict(set)
+            for worker in (worker for node in self._nodes for worker in node if worker.idle):
+                for key in worker.loras:
+                    holders[key].add(worker.worker_id)
+            self._holders = {key: frozenset(workers) for key, workers in holders.items()}
+        found = [self._holders.get(key, frozenset()) for key in loras]
+        return frozenset.intersection(*found) or frozenset.union(*found)
+
+    def _find_node_with_most(
+        self, degree: int, preferred: Collection[WorkerId], liked: Collection[WorkerId]
+    ) -> tuple[int, int, int] | None:
+        """The node, and the idle units in it with preferred and with liked workers; None where no node has any."""
+        wanted, nice = self._find_idle_units(degree, preferred), self._find_idle_units(degree, liked)
+        if not liked and len(wanted) < 2:  # as always where a request's state is all that is preferred
+            return next(((number, bits, 0) for number, bits in wanted.items()), None)
+
+        def count(number: int) -> tuple[int, int]:
+            most, more = wanted.get(number, 0), nice.get(number, 0)
+            firsts = min(most.bit_count(), degree)
+            both, others = (most & more).bit_count(), (more & ~most).bit_count()
+            return firsts, min(both, firsts) + min(others, degree - firsts)
+
+        counts = {number: count(number) for number in (*wanted, *nice)}
+        if not counts:
+            return None
+        most = max(counts.values())
+        number = next(number for nodes in self._by_idle[degree:] for number in nodes if counts.get(number) == most)
+        return number, wanted.get(number, 0), nice.get(number, 0)
+
+    def _find_idle_units(self, degree: int, workers: Collection[WorkerId]) -> dict[int, int]:
+        """The idle units with some of these workers, as bits, of the nodes with enough idle units."""
+        found: dict[int, int] = {}
+        for number, bits in self._find_units(frozenset(workers)).items() if workers else ():
             idle = self._count_idle(number)
             if idle.bit_count() >= degree and bits & idle:
-                wanted[number] = bits & idle
-        if len(wanted) < 2:  # as always where a request's state is all that is preferred
-            return next(iter(wanted.items()), None)
-        most = max(min(bits.bit_count(), degree) for bits in wanted.values())
-        best = {number for number, bits in wanted.items() if min(bits.bit_count(), degree) == most}
-        number = next(number for nodes in self._by_idle[degree:] for number in nodes if number in best)
-        return number, wanted[number]
+                found[number] = bits & idle
+        return found
 
     def _find_units(self, preferred: frozenset[WorkerId]) -> Mapping[int, int]:
         """The units with preferred workers that were idle at first, as bits, by node."""
@@ -120,13 +152,13 @@ def _pack_bits(flags: Iterable[bool]) -> int:
 
 
 @lru_cache(maxsize=1 << 14)
-def _find_block(size: int, idle: int, degree: int, wanted: int) -> tuple[tuple[int, ...], int]:
-    """The places to take of a node's `size` places, and the same as bits; `idle` and `wanted` (a part of it) are bits
-    by place.
+def _find_block(size: int, idle: int, degree: int, wanted: int, nice: int = 0) -> tuple[tuple[int, ...], int]:
+    """The places to take of a node's `size` places, and the same as bits; `idle`, and `wanted` and `nice` (parts of
+    it), are bits by place.
 
-    Prefer an aligned block of the node's sorted workers (of 8: 4 pairs, 2 quads), with the most that are wanted, and
-    then from the smallest larger block that is broken already. So the same sets recur and their process groups are
-    there, and wide blocks stay whole.
+    Prefer an aligned block of the node's sorted workers (of 8: 4 pairs, 2 quads), with the most that are wanted, then
+    with the most that are nice, and then from the smallest larger block that is broken already. So the same sets recur
+    and their process groups are there, and wide blocks stay whole.
     """
 
     def mask(start: int, length: int) -> int:
@@ -141,13 +173,15 @@ def _find_block(size: int, idle: int, degree: int, wanted: int) -> tuple[tuple[i
             length *= 2
         return length
 
-    def rank(start: int) -> tuple[int, int, int]:
-        return -(wanted & mask(start, degree)).bit_count(), whole_block_around(start), start
+    def rank(start: int) -> tuple[int, int, int, int]:
+        block = mask(start, degree)
+        return -(wanted & block).bit_count(), -(nice & block).bit_count(), whole_block_around(start), start
 
     starts = [start for start in range(0, size, degree) if is_idle(start, degree)]
     if starts:
         start = min(starts, key=rank)
         return tuple(range(start, start + degree)), mask(start, degree)
     places = [place for place in range(size) if idle >> place & 1]
-    chosen = tuple(sorted(sorted(places, key=lambda place: (not wanted >> place & 1, place))[:degree]))
+    places.sort(key=lambda place: (not wanted >> place & 1, not nice >> place & 1, place))
+    chosen = tuple(sorted(places[:degree]))
     return chosen, sum([1 << place for place in chosen])

@@ -8,6 +8,7 @@ import math
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from PIL import Image
@@ -16,8 +17,9 @@ from deployments.config.models import Limits
 from deployments.models.served import ServedModel
 from tests.support.waiting import until
 from tridentserve.engine.live.updates import CompletedUpdate, PreviewUpdate, ProgressUpdate, QueuedUpdate, Update
-from tridentserve.errors import RequestCancelledError, RequestNotFoundError
+from tridentserve.errors import InvalidRequestError, RequestCancelledError, RequestNotFoundError
 from tridentserve.models.families import FAMILIES
+from tridentserve.models.lora_files import LoraFile
 from tridentserve.plans import StageSpan
 from tridentserve.requests import GenerationInputs, RequestSpec
 from tridentserve.scheduling.events import Reject
@@ -26,17 +28,24 @@ from tridentserve.scheduling.prediction.predictor import Quote
 from tridentserve.scheduling.watching.cluster_state import ClusterState
 from tridentserve.stages import Stage
 
+
+def make_loras(model: str, *names: str) -> tuple[LoraFile, ...]:
+    return tuple(LoraFile(model, name, Path(f"/models/{model}/loras/{name}.safetensors")) for name in names)
+
+
 LIMITS = Limits(min_side=32, max_side=256, max_pixels=192 * 256, max_steps=50, max_outputs=3, max_prompt_chars=200)
 MODELS = {
     "tiny-sd3": ServedModel("tiny-sd3", FAMILIES["sd3"], LIMITS),
-    "tiny-flux": ServedModel("tiny-flux", FAMILIES["flux"], Limits(), loras=("ink", "pastel")),
+    "tiny-flux": ServedModel("tiny-flux", FAMILIES["flux"], Limits(), loras=make_loras("tiny-flux", "ink", "pastel")),
 }
 VIDEO_LIMITS = Limits(min_side=32, max_side=256, max_frames=33, max_pixel_frames=128 * 128 * 17, max_outputs=2)
 WITH_VIDEOS = {**MODELS, "tiny-wan": ServedModel("tiny-wan", FAMILIES["wan"], VIDEO_LIMITS)}
 IMAGE_LIMITS = Limits(min_side=32, max_side=256, max_pixels=192 * 256, max_image_bytes=2**20, max_image_pixels=10**6)
 WITH_IMAGES = {
     **WITH_VIDEOS,
-    "tiny-kontext": ServedModel("tiny-kontext", FAMILIES["flux_kontext"], IMAGE_LIMITS, loras=("ink",)),
+    "tiny-kontext": ServedModel(
+        "tiny-kontext", FAMILIES["flux_kontext"], IMAGE_LIMITS, loras=make_loras("tiny-kontext", "ink")
+    ),
     "tiny-wan-i2v": ServedModel(
         "tiny-wan-i2v", FAMILIES["wan_i2v"], VIDEO_LIMITS.model_copy(update={"max_image_pixels": 10**6})
     ),
@@ -63,6 +72,8 @@ class FakeBackend:
     deleted: set[str] = field(default_factory=set)
     cluster: ClusterState | Exception = field(default_factory=lambda: ClusterState(now_s=1000.0, cursor=(0,)))
     num_described: int = 0
+    loras: dict[tuple[str, str], LoraFile] = field(default_factory=dict)
+    """Those that were added and not removed."""
 
     async def generate(
         self, spec: RequestSpec, inputs: GenerationInputs, with_progress: bool = True
@@ -121,6 +132,16 @@ class FakeBackend:
         """A tenth of a second for each step; the deadline is a second, where there is no other. Nothing is known of
         sides above 128, and none of 32 can be made."""
         return [_quote(spec) for spec in specs]
+
+    async def add_lora(self, model: str, name: str, path: str) -> LoraFile:
+        """Takes all files but those of a folder `odd`."""
+        if "odd" in path:
+            raise InvalidRequestError("path: this file is odd", "path")
+        self.loras[model, name] = LoraFile(model, name, Path(path), "0" * 64)
+        return self.loras[model, name]
+
+    async def remove_lora(self, model: str, name: str) -> None:
+        self.loras.pop((model, name), None)
 
     async def explain(self, request_id: str) -> dict[str, Any]:
         """Knows all requests that it has seen."""

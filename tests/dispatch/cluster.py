@@ -42,11 +42,11 @@ def request(
     steps_done: int = 0,
     num_outputs: int = 1,
     arrival_s: float = 0.0,
-    lora: str | None = None,
+    loras: tuple[str, ...] = (),
     alone: bool = False,
 ) -> PendingRequest:
     """A request that arrived at `arrival_s`."""
-    spec = RequestSpec(request_id, model, shape, steps, num_outputs, lora=lora, alone=alone)
+    spec = RequestSpec(request_id, model, shape, steps, num_outputs, loras=loras, alone=alone)
     return PendingRequest(spec, arrival_s, arrival_s + slo_s, steps_done, encoded=steps_done > 0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -15,7 +16,9 @@ import httpx
 import pytest
 import yaml
 
+from deployments.http.routes.lora_routes import ADMIN_TOKEN
 from tests.e2e.conftest import Service
+from tests.pipelines.loras import random_lora, save_lora
 from tests.support import http
 from tests.support.processes import run
 from tests.support.waiting import PATIENCE_S, wait_until
@@ -53,6 +56,7 @@ class Live:
                     "name": "live",
                     "route_prefix": "/live",
                     "import_path": "deployments.app:build_app",
+                    "runtime_env": {"env_vars": {ADMIN_TOKEN: "secret"}},
                     "args": {
                         "models": [SD3],
                         "cluster": {"workers_per_node": 2, "memory_mb": 512},
@@ -237,3 +241,29 @@ def test_a_worker_that_dies_meanwhile_comes_back_with_the_models_of_now(live: Li
     finally:
         stream.end()
     assert set(stream.codes) == {200}
+
+
+def test_a_lora_comes_and_goes(live: Live, tmp_path: Path) -> None:
+    """Clients see another image with it, the same as before without it, and a clear error when it is gone."""
+    live.begin_with(SD3)
+    folder = Path(shutil.copytree(live.cache / "tiny-sd3-v1", tmp_path / "sd3"))
+    file, token = save_lora(folder, "ink", random_lora(folder)), {"Authorization": "Bearer secret"}
+    loras = f"{live.url}/v1/models/live-sd3/loras"
+    plain = live.ask("live-sd3", seed=1).json()["data"]
+    assert live.ask("live-sd3", seed=1, lora="ink").status_code == 422
+    added = http.post(loras, json={"name": "ink", "path": str(file)}, headers=token)
+    assert added.status_code == 200, added.text
+    wait_until(lambda: live.ask("live-sd3", seed=1, lora="ink").status_code == 200, "the LoRA is known")
+    images = [
+        live.ask("live-sd3", seed=1, loras=[{"name": "ink", "scale": scale}]).json()["data"] for scale in (1, 0.5, 0)
+    ]
+    assert images[2] == plain
+    assert len({str(image) for image in images}) == 3
+    again = http.post(loras, json={"name": "ink", "path": str(file)}, headers=token)
+    assert (again.status_code, again.json()["error"]["code"]) == (409, "lora_exists")
+    file.write_bytes(file.read_bytes()[:-8])
+    odd = http.post(loras, json={"name": "odd", "path": str(file)}, headers=token)
+    assert (odd.status_code, odd.json()["error"]["param"]) == (422, "path")
+    assert http.delete(f"{loras}/ink", headers=token).status_code == 200
+    wait_until(lambda: live.ask("live-sd3", seed=1, lora="ink").status_code == 422, "the LoRA is not known any more")
+    assert live.ask("live-sd3", seed=1).json()["data"] == plain

@@ -99,6 +99,12 @@ class WorkerOptions:
         description="Size of the blocks in which weights are moved, in bytes; a load needs that much memory in "
         "addition to the weights.",
     )
+    lora_bytes: int = Field(
+        default=512 << 20,
+        ge=0,
+        description="Most bytes of LoRAs that a worker keeps on its device between plans; the longest unused leave "
+        "first, and all of them before weights do.",
+    )
     host_dir: Path = Field(
         default_factory=lambda: choose_host_dir(cache_dir()),
         description="Directory in which each node keeps its one copy of all weights.",

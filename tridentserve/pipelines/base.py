@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from tridentserve.models.step_cache import StepCache
+from tridentserve.pipelines.lora.lora_layers import Loras
 from tridentserve.requests import GenerationInputs
 
 Tensors = dict[str, torch.Tensor]
@@ -33,7 +34,7 @@ class DenoisingState:
     tensors: Tensors = field(default_factory=dict)
     """The condition, the latents and the tensors of the diffusers scheduler."""
     values: dict[str, Any] = field(default_factory=dict)
-    """The guidance scale, the size, the LoRA, and the numbers of the diffusers scheduler."""
+    """The guidance scale, the size, the LoRAs, and the numbers of the diffusers scheduler."""
 
 
 class PipelineAdapter(ABC):
@@ -47,6 +48,8 @@ class PipelineAdapter(ABC):
     family: ClassVar[str]
     step_cache: StepCache = StepCache()
     """Limits of requests whose steps need not all be computed."""
+    loras: Loras
+    """The LoRAs of requests."""
 
     def encode(self, inputs: GenerationInputs) -> Tensors:
         """Encode the condition of a request (stage E)."""
@@ -72,8 +75,8 @@ class PipelineAdapter(ABC):
         have the same `batch_key`."""
 
     @abstractmethod
-    def drop_lora(self) -> None:
-        """Free the memory of the LoRA that steps used last. The next step with a LoRA loads its file again."""
+    def hold_loras(self, states: Sequence[DenoisingState]) -> None:
+        """Have the LoRAs of some states on the device before their steps, which would read them otherwise."""
 
     @abstractmethod
     def batch_key(self, state: DenoisingState) -> Hashable:

@@ -101,7 +101,7 @@ def load_adapter(
         adapter: type[DiffusersAdapter] = module.ADAPTER
         loaded = adapter(pipe, stages, target)
         loaded.size_multiple = family.size_multiple
-        loaded.loras = Loras(folder, pipe, family.components[Stage.DIFFUSE][0], target)
+        loaded.loras = Loras(pipe, family.components[Stage.DIFFUSE][0], target)
         return loaded
     except (TridentServeError, MemoryError, torch.OutOfMemoryError):
         raise

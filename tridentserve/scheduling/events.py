@@ -38,6 +38,8 @@ class StageFinished:
     num_steps: int | None = None
     """Denoising steps that each member did, when a `Yield` stopped the plan before its end; stages after D did not run
     then. None: the whole plan was carried out."""
+    loras: tuple[tuple[WorkerId, tuple[str, ...]], ...] = ()
+    """The workers whose LoRAs have changed since they told, with those that each holds now, by `LoraFile.key`."""
     kind: Literal["stage_finished"] = "stage_finished"
 
 

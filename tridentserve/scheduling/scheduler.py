@@ -177,6 +177,8 @@ class Scheduler:
             case ev.RequestCancelled():
                 return self._cancel(event.request_id)
             case ev.StageFinished():
+                for worker_id, loras in event.loras:
+                    self._pool.note_loras(worker_id, loras)
                 return self._runner.finish_plan(event, now_s)
             case ev.CheckpointSaved():
                 self._ledger.save(event)

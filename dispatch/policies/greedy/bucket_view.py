@@ -10,6 +10,7 @@ from dispatch.workers.idle_workers import IdleWorkers
 from dispatch.workers.pools import Pool, WorkerSnapshot
 from tridentserve.plans import WorkerId
 from tridentserve.protocols import WorkerView
+from tridentserve.requests import RequestSpec
 from tridentserve.stages import PlacementType, Stage
 
 
@@ -40,13 +41,14 @@ class BucketView:
         self._taken: dict[WorkerId, float] = {}
         self.num_idle = sum(sum(pool.idle_per_node) for pool in self.pools)
 
-    def take(self, candidate: GreedyCandidate, model: str) -> tuple[WorkerId, ...] | None:
-        """Idle workers of one node for this candidate, those that hold the weights already rather than others; None
-        when there are not enough together."""
+    def take(self, candidate: GreedyCandidate, spec: RequestSpec) -> tuple[WorkerId, ...] | None:
+        """Idle workers of one node for this candidate, those that hold the weights already rather than others, and then
+        those that hold the request's LoRAs; None when there are not enough together."""
         if candidate.degree > self.num_idle:
             return None
         idle = self._idle[candidate.pool]
-        workers = idle.take(candidate.degree, idle.find_resident(model, candidate.primary.stages))
+        resident = idle.find_resident(spec.model, candidate.primary.stages)
+        workers = idle.take(candidate.degree, resident, idle.find_holders(spec.loras))
         if workers is not None:
             self._keep(workers, candidate.finish_s)
         return workers

@@ -174,7 +174,7 @@ class _GreedyTick:
         if self._by_deadline is not None:
             wanted = self._by_deadline(wanted, request.deadline_s)
         for candidate in wanted:
-            workers = bucket_view.take(candidate, request.spec.model)
+            workers = bucket_view.take(candidate, request.spec)
             if workers is not None:
                 return self.level.assign(request, candidate, workers, f"{candidate.primary} degree {candidate.degree}")
         if if_it_waits is IfItWaits.BLOCK:

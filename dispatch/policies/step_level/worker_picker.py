@@ -64,14 +64,16 @@ class WorkerPicker(IdleWorkers):
         workers = [each.worker_id for place, each in enumerate(self._nodes[number]) if idle >> place & 1]
         self.keep(workers[:count])
 
-    def take(self, degree: int, preferred: Collection[WorkerId] = ()) -> tuple[WorkerId, ...] | None:
-        """An aligned block of the node that it fits best, with as many of the `preferred` as can be; None when no node
-        has as many. Ask for wide ones first."""
+    def take(
+        self, degree: int, preferred: Collection[WorkerId] = (), liked: Collection[WorkerId] = ()
+    ) -> tuple[WorkerId, ...] | None:
+        """An aligned block of the node that it fits best, with as many of the `preferred` as can be, and then of the
+        `liked`; None when no node has as many. Ask for wide ones first."""
         if not self._in_order:
             # Of nodes with as many idle workers, the first is taken, until some have been taken from: they come last.
             # That order does not outlive a set that is kept.
             self._by_idle = [dict.fromkeys(sorted(numbers)) for numbers in self._by_idle]
             self._in_order = True
-        taken = super().take(degree, preferred)
+        taken = super().take(degree, preferred, liked)
         self.num_idle -= len(taken or ())
         return taken

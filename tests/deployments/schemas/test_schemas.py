@@ -10,9 +10,11 @@ import pytest
 from deployments.schemas.image import MAX_SEED, build_image_request, parse_image_request
 from tests.deployments.fake_backend import LIMITS, MODELS
 from tridentserve.errors import InvalidRequestError, UnknownModelError
+from tridentserve.models.lora_files import LoraUse
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape
 
 CANARY = "canary-7f3a"
+INK, PASTEL = MODELS["tiny-flux"].loras
 
 
 def accept(**fields: Any) -> tuple[RequestSpec, GenerationInputs]:
@@ -68,12 +70,43 @@ def test_all_fields_arrive() -> None:
 
 def test_a_lora_is_one_of_the_models() -> None:
     spec, inputs = accept(model="tiny-flux", lora="ink")
-    assert (spec.lora, inputs.lora) == ("ink", "ink")
-    assert accept(model="tiny-flux", lora=None)[0].lora is None
+    assert (spec.loras, inputs.loras) == (("tiny-flux:ink",), (LoraUse(INK),))
+    assert accept(model="tiny-flux", lora=None)[0].loras == ()
     for name in (CANARY, "../ink", ""):
         error = refuse(model="tiny-flux", lora=name)
         assert (error.param, "there are: ink, pastel" in str(error)) == ("lora", True)
     assert "there are: none" in str(refuse(lora="ink"))
+
+
+@pytest.mark.parametrize(
+    "loras",
+    [["pastel", {"name": "ink", "scale": -0.5}], '["pastel", {"name": "ink", "scale": -0.5}]'],
+    ids=["a list", "JSON, as in a form"],
+)
+def test_several_loras_have_scales_and_an_order(loras: Any) -> None:
+    spec, inputs = accept(model="tiny-flux", loras=loras)
+    assert spec.loras == ("tiny-flux:pastel", "tiny-flux:ink")
+    assert inputs.loras == (LoraUse(PASTEL), LoraUse(INK, -0.5))
+    assert accept(model="tiny-flux", loras="ink")[1].loras == (LoraUse(INK),)
+    assert accept(model="tiny-flux", loras=[])[1].loras == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "said"),
+    [
+        ({"loras": ["ink", "ink"]}, "loras", "twice"),
+        ({"loras": ["ink", CANARY]}, "loras", "there are: ink, pastel"),
+        ({"loras": [{"name": "ink", "scale": 11}]}, "loras", ""),
+        ({"loras": [{"name": "ink", "weight": 1}]}, "loras", ""),
+        ({"loras": [f"a{i}" for i in range(9)]}, "loras", "8"),
+        ({"loras": "[" * 5000}, "loras", ""),
+        ({"lora": "ink", "loras": ["pastel"]}, "lora", "not both"),
+    ],
+)
+def test_odd_loras_are_refused(fields: dict[str, Any], param: str, said: str) -> None:
+    error = refuse(model="tiny-flux", **fields)
+    assert error.param == param
+    assert said in str(error)
 
 
 def test_extra_body_counts_like_the_top_level() -> None:

@@ -15,6 +15,7 @@ from tridentserve.engine.live.channels.channel import Channel, ChannelAddress
 from tridentserve.engine.live.channels.opening import ChannelListener, listen
 from tridentserve.engine.live.updates import Update
 from tridentserve.errors import RequestNotFoundError
+from tridentserve.models.lora_files import LoraFile
 from tridentserve.requests import GenerationInputs, RequestSpec
 from tridentserve.scheduling.events import Reject
 from tridentserve.scheduling.prediction.predictor import Quote
@@ -72,6 +73,8 @@ class FakeHandle:
         self.take_references = SimpleNamespace(remote=self._take_references)
         self.explain = SimpleNamespace(remote=self._explain)
         self.get_health = SimpleNamespace(remote=backend.get_health)
+        self.add_lora = SimpleNamespace(remote=self._add_lora)
+        self.remove_lora = SimpleNamespace(remote=backend.remove_lora)
 
     async def _get_address(self) -> ChannelAddress:
         if self.refuse is not None:
@@ -91,6 +94,11 @@ class FakeHandle:
             return await self.service.backend.explain(request_id)
         except RequestNotFoundError as error:
             raise as_ray_does(error) from None
+
+    async def _add_lora(self, model: str, name: str, path: str) -> LoraFile:
+        if self.refuse is not None:
+            raise as_ray_does(self.refuse)
+        return await self.service.backend.add_lora(model, name, path)
 
     async def _take_references(self, call_id: str) -> list[Any]:
         return self.gate.take_references(call_id)

@@ -21,7 +21,7 @@ from tests.deployments.serve.two_cells import make_two_cells
 from tests.support.waiting import until
 from tridentserve.cells.summary import CellModelLoad, CellSummary
 from tridentserve.engine.live.updates import CompletedUpdate, ProgressUpdate, QueuedUpdate
-from tridentserve.errors import OverloadedError, RequestNotFoundError, WorkerError
+from tridentserve.errors import LoraExistsError, OverloadedError, RequestNotFoundError, UnknownModelError, WorkerError
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape
 from tridentserve.scheduling.estimation.request_work import RequestWork
 from tridentserve.scheduling.watching.cluster_state import ClusterState, WatchedWorker
@@ -284,3 +284,20 @@ def test_the_health_of_all_cells(states: list[str | None], status: str) -> None:
     assert len(health["placement"]) == sum(state is not None for state in states)
     assert health["problems"] == (["models: no"] if cells[0] else [])
     assert health["models"] == ({"a": "serving", "b": "draining"} if cells[0] else {})
+
+
+async def test_a_lora_is_in_all_cells_that_serve_its_model_or_in_none() -> None:
+    cells = Cells(3)
+    cells.handles[1].refuse = UnknownModelError("model: this model is not served")
+    added = await cells.backend.add_lora("tiny-sd3", "chalk", "/loras/chalk.safetensors")
+    assert added.name == "chalk"
+    assert [list(fake.loras) for fake in cells.fakes] == [[("tiny-sd3", "chalk")], [], [("tiny-sd3", "chalk")]]
+    await cells.backend.remove_lora("tiny-sd3", "chalk")
+    cells.handles[1].refuse = LoraExistsError("the model has a LoRA of this name")
+    with pytest.raises(LoraExistsError):
+        await cells.backend.add_lora("tiny-sd3", "chalk", "/loras/chalk.safetensors")
+    assert [fake.loras for fake in cells.fakes] == [{}, {}, {}]
+    for handle in cells.handles:
+        handle.refuse = UnknownModelError("model: this model is not served")
+    with pytest.raises(UnknownModelError):
+        await cells.backend.add_lora("none", "chalk", "/loras/chalk.safetensors")

@@ -165,6 +165,7 @@ def test_problems_of_the_args(profile: str, tmp_path: Path) -> None:
         ({"cache_dir": f"{__file__}/cache"}, f"args.cache_dir: {__file__} is a file"),
         ({"replicas": {"host_dir": f"{__file__}/host"}}, f"args.replicas.host_dir: {__file__} is a file"),
         ({"decision_log": f"{__file__}/log"}, f"args.decision_log: {__file__} is a file"),
+        ({"loras_file": str(ROOT)}, "args.loras_file: is a directory"),
         ({"decision_log": str(ROOT)}, "args.decision_log: is a directory"),
     ],
 )

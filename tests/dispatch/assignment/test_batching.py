@@ -61,11 +61,15 @@ def test_only_equal_work_is_shared() -> None:
         request("longer", SMALL, 2000.0, steps=21),
         request("more", SMALL, 2000.0, num_outputs=2),
         request("begun", SMALL, 2000.0, steps=41, steps_done=1),
-        request("styled", SMALL, 2000.0, lora="ink"),
         request("failed before", SMALL, 2000.0, alone=True),
     ]
     assert ids([*small(2), *others], workers(1, "EDC")) == [("r0", "r1")]
     assert ids([request(f"r{i}", MIDDLE, 1000.0 + i) for i in range(3)], workers(1, "EDC")) == [("r0",)]
+
+
+def test_requests_of_a_batch_may_have_different_loras() -> None:
+    pending = [request(f"r{i}", SMALL, 1000.0 + i, loras=("one:ink",) if i else ()) for i in range(2)]
+    assert ids(pending, workers(1, "EDC")) == [("r0", "r1")]
 
 
 def test_a_request_that_must_run_alone_does() -> None:

@@ -17,7 +17,7 @@ from PIL import Image
 
 from tests.engine.live import sharing
 from tests.engine.live.configs import worker_configs
-from tests.pipelines.loras import random_lora, save_lora
+from tests.pipelines.loras import path_of, random_lora, save_lora, uses
 from tests.pipelines.models import formats_of
 from tests.support.decision_log import read_log
 from tridentserve.engine.live.engine import LiveEngine
@@ -26,6 +26,8 @@ from tridentserve.engine.live.spawning.spawner import ActorSpawner
 from tridentserve.engine.live.updates import CompletedUpdate, FailedUpdate, Update
 from tridentserve.engine.options import EngineOptions
 from tridentserve.engine.simulated import SimulatedEngine, SimulationOptions
+from tridentserve.errors import LoraFileError
+from tridentserve.models.lora_files import LoraUse, compute_digest
 from tridentserve.models.number_formats import NumberFormats
 from tridentserve.parallel import connect_store
 from tridentserve.pipelines import PipelineAdapter, load_adapter
@@ -42,8 +44,9 @@ STEPS = 2
 AT_ONCE = ("at-once-1", "at-once-2", "at-once-3")
 
 
-def spec_of(name: str, shape: Shape, lora: str | None = None) -> RequestSpec:
-    return RequestSpec(name, MODEL, shape, STEPS, slo_s=1000.0, lora=lora)
+def spec_of(name: str, shape: Shape, loras: tuple[LoraUse, ...] = ()) -> RequestSpec:
+    keys = tuple(use.file.key for use in loras)
+    return RequestSpec(name, MODEL, shape, STEPS, slo_s=1000.0, loras=keys)
 
 
 def test_simulated_workers_share(tmp_path: Path) -> None:
@@ -74,7 +77,7 @@ class Service:
     log: Path
 
     async def ended(self, name: str, inputs: GenerationInputs, model: str = MODEL) -> Update:
-        spec = replace(spec_of(name, inputs.shape, inputs.lora), model=model)
+        spec = replace(spec_of(name, inputs.shape, inputs.loras), model=model)
         updates = [update async for update in self.engine.generate(spec, inputs)]
         return updates[-1]
 
@@ -96,7 +99,8 @@ async def service(
     ray_cluster: None, tiny_cache: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Service]:
     folder = Path(shutil.copytree(ensure_tiny("flux", tiny_cache), tmp_path_factory.mktemp("flux") / "flux"))
-    save_lora(folder, "ink", random_lora(folder))
+    for seed, name in enumerate(("ink", "pastel")):
+        save_lora(folder, name, random_lora(folder, seed))
     store = connect_store(is_server=True)
     specs, sources = sharing.specs_of(MEMORY_BYTES), {MODEL: ModelSource(MODEL, folder)}
     configs = worker_configs(specs, sharing.placement(), sources, store.port, tiny_cache)
@@ -122,8 +126,8 @@ def alone(service: Service) -> PipelineAdapter:
     return load_adapter(service.folder, frozenset(Stage))
 
 
-def inputs_of(prompt: str, shape: Shape = sharing.SMALL, lora: str | None = None) -> GenerationInputs:
-    return GenerationInputs(prompt, shape, STEPS, 3.5, seed=len(prompt), lora=lora)
+def inputs_of(prompt: str, shape: Shape = sharing.SMALL, loras: tuple[LoraUse, ...] = ()) -> GenerationInputs:
+    return GenerationInputs(prompt, shape, STEPS, 3.5, seed=len(prompt), loras=loras)
 
 
 def image_of(adapter: PipelineAdapter, inputs: GenerationInputs, tile: int | None = None) -> np.ndarray[Any, Any]:
@@ -170,15 +174,48 @@ async def test_live_workers_decode_one_image_together(service: Service, alone: P
     assert_rounded_alike(image, image_of(alone, inputs_of("a lone one")))
 
 
-async def test_a_lora_changes_the_image_of_its_request_only(service: Service, alone: PipelineAdapter) -> None:
-    """On two workers, which each read the file; the next request on them sees nothing of it."""
-    styled, plain = inputs_of("in ink", lora="ink"), inputs_of("in ink")
+def list_told_loras(log: Path, name: str) -> list[tuple[tuple[str, tuple[str, ...]], ...]]:
+    """The LoRAs that workers told with the plans of a request that had D."""
+    entries = read_log(log)
+    plans = [plan for plan in sharing.plans_of(entries) if plan.request_ids[0].startswith(name)]
+    diffuse = {plan.plan_id for plan in plans if Stage.DIFFUSE in plan.stages}
+    events = [entry.event for entry in entries]
+    return [one.loras for one in events if isinstance(one, ev.StageFinished) and one.plan_id in diffuse]
+
+
+async def test_loras_change_the_image_of_their_request_only(service: Service, alone: PipelineAdapter) -> None:
+    """On two workers, which each read the files, once, and tell; the next request on them sees nothing of it."""
+    loras, plain = uses(service.folder, "ink", model=MODEL, pastel=-0.5), inputs_of("in ink")
+    styled = replace(plain, loras=loras)
     answer, image = await service.generate("styled", styled)
     assert [len(run.workers) for run in answer.timeline] == [1, 2, 2]
     assert_rounded_alike(image, image_of(alone, styled))
+    both = (f"{MODEL}:ink", f"{MODEL}:pastel")
+    assert list_told_loras(service.log, "styled") == [(("w1", both), ("w2", both))]
+    await service.generate("again", replace(styled, prompt="again in ink"))
+    assert list_told_loras(service.log, "again") == [()]
     _, unstyled = await service.generate("unstyled", plain)
     assert_rounded_alike(unstyled, image_of(alone, plain))
     assert np.abs(image.astype(int) - unstyled.astype(int)).max() > 5
+
+
+async def test_a_lora_is_checked_before_it_is_offered(service: Service) -> None:
+    """In a process of the node, which knows of the model only what its folder says."""
+    source, file = ModelSource(MODEL, service.folder), path_of(service.folder, "ink")
+    assert await service.engine.models.check_lora(source, file) == compute_digest(file)
+    odd = file.with_name("odd.safetensors")
+    odd.write_bytes(b"no")
+    with pytest.raises(LoraFileError, match=r"odd\.safetensors cannot be read"):
+        await service.engine.models.check_lora(source, odd)
+
+
+async def test_a_request_whose_lora_is_gone_fails_and_is_never_made_without_it(service: Service) -> None:
+    (use,) = uses(service.folder, "ink", model=MODEL)
+    changed = replace(use, file=replace(use.file, digest="0" * 64))
+    for name, loras in (("gone", uses(service.folder, "gone", model=MODEL)), ("changed", (changed,))):
+        failed = await service.ended(name, inputs_of("in ink", loras=loras))
+        assert isinstance(failed, FailedUpdate)
+        assert (failed.code, "ink" in failed.message or "gone" in failed.message) == ("bad_lora_file", True)
 
 
 async def test_what_a_worker_cannot_decode_as_it_is_it_decodes_in_tiles(
@@ -210,7 +247,7 @@ async def test_a_model_that_comes_later_is_served_and_goes_again(service: Servic
     """The workers did not know of it when they started, nor of its LoRAs and its number formats."""
     formats = NumberFormats(encode="bfloat16")
     alone = load_adapter(service.folder, frozenset(Stage), formats=formats_of(service.folder, {"E": "bfloat16"}))
-    models, inputs = service.engine.models, inputs_of("a late one", lora="ink")
+    models, inputs = service.engine.models, inputs_of("a late one", loras=uses(service.folder, "ink", model="late"))
     before = models.placement or sharing.placement()
     both = {name: held | {Replica("late", one.stage) for one in held} for name, held in before.replicas.items()}
     await models.prepare(ModelSource("late", service.folder, formats))

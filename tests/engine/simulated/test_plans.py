@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.engine.simulated.scripted import Script, run, simulate, spans
+from tridentserve.engine.simulated import SimulatedEngine, SimulationOptions
+from tridentserve.engine.simulated.options import WorkerFailure
 from tridentserve.scheduling import events as ev
 from tridentserve.stages import Stage, VirtualReplica
+from tridentserve.testing import FixedTimes, make_cluster, make_request
 
 
 def test_stages_of_a_plan_follow_each_other() -> None:
@@ -163,3 +168,18 @@ def test_jitter_is_the_same_for_the_same_seed_and_has_the_mean_one() -> None:
     deviation = (sum((end_s - mean) ** 2 for end_s in one) / len(one)) ** 0.5
     assert mean == pytest.approx(4.0, rel=0.02)
     assert deviation == pytest.approx(0.8, rel=0.1)
+
+
+def test_workers_tell_of_the_loras_that_they_hold() -> None:
+    """The latest ones, as many as the options say, when they have changed; a worker that was lost holds none."""
+    names = {"r1": "a", "r2": "b", "r3": "a", "r4": "c", "r5": "c"}
+    script = Script({name: [run(index, "EDC", "w", name)] for index, name in enumerate(names, 1)})
+    requests = {name: replace(make_request(name), loras=(f"m:{lora}",)) for name, lora in names.items()}
+    lost = WorkerFailure(38.0, "w", 1.0)
+    options = SimulationOptions(held_loras=2, failures=(lost,), group_bytes=0, handoff_capacity_bytes=16)
+    specs, placement = make_cluster({"w": "EDC"})
+    engine = SimulatedEngine(script, specs, placement, FixedTimes(), options)
+    engine.run([(10.0 * index, spec) for index, spec in enumerate(requests.values())])
+    ended = [event for _, event in script.events if isinstance(event, ev.StageFinished)]
+    told = {event.plan_id: [key for _, keys in event.loras for key in keys] for event in ended}
+    assert told == {1: ["m:a"], 2: ["m:a", "m:b"], 3: [], 4: ["m:a", "m:c"], 5: ["m:c"]}

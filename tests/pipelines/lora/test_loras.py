@@ -12,9 +12,9 @@ import diffusers
 import pytest
 import torch
 
-from tests.pipelines.loras import RANK, denoiser, random_lora, save_lora
+from tests.pipelines.loras import RANK, denoiser, random_lora, save_lora, uses
 from tests.pipelines.models import ALL, families, final_latents, load_stage, make_inputs, start, stock_result
-from tridentserve.errors import InvalidRequestError, ModelFolderError
+from tridentserve.errors import ModelFolderError
 from tridentserve.models.families import FAMILIES
 from tridentserve.pipelines import load_adapter
 from tridentserve.stages import Stage
@@ -56,7 +56,7 @@ def merged(folder: Path, tensors: dict[str, torch.Tensor], scale: float = 1.0) -
 def test_it_is_the_stock_model_with_other_weights(copied: Model, variant: str) -> None:
     folder, tensors = copied(variant), random_lora(copied(variant))
     save_lora(folder, "style", tensors)
-    plain, styled = make_inputs(variant=variant), make_inputs(variant=variant, lora="style")
+    plain, styled = make_inputs(variant=variant), make_inputs(variant=variant, loras=uses(folder, "style"))
     before = final_latents(folder, plain)
     expected = torch.as_tensor(stock_result(merged(folder, tensors), plain, "latent"))
     assert (final_latents(folder, styled) - expected).abs().max() < TOLERANCE
@@ -76,10 +76,10 @@ def test_it_is_what_diffusers_makes_of_the_file(copied: Model, variant: str) -> 
     pipe.load_lora_weights(file.parent, weight_name=file.name)
     component, _ = denoiser(folder)
     adapter = load_adapter(folder, frozenset({Stage.DIFFUSE}))
-    state = start(folder, make_inputs(variant=variant, lora="style"))
+    state = start(folder, make_inputs(variant=variant, loras=uses(folder, "style")))
     ours = adapter.step(state, 1).tensors["latents"]
     setattr(adapter.pipe, component, getattr(pipe, component).eval())  # type: ignore[attr-defined]
-    state.values["lora"] = None
+    state.values["loras"] = []
     assert torch.equal(adapter.step(state, 1).tensors["latents"], ours)
 
 
@@ -88,27 +88,37 @@ def test_families_are_those_that_diffusers_knows_loras_of() -> None:
         assert family.loras == hasattr(getattr(diffusers, family.pipeline_class), "load_lora_weights")
 
 
-def test_only_requests_with_the_same_one_share_a_pass(copied: Model) -> None:
-    folder = copied("sd3")
+@pytest.mark.parametrize("variant", families(*WITH_LORAS, quick=("flux",)))
+def test_requests_of_one_batch_may_have_different_ones(copied: Model, variant: str) -> None:
+    """On layers of blocks and of what is around them, with texts of different lengths, and two outputs of one."""
+    folder = copied(variant)
     for seed, name in enumerate(("one", "other")):
-        save_lora(folder, name, random_lora(folder, seed))
+        save_lora(folder, name, random_lora(folder, seed, everywhere=True))
     adapter = load_stage(folder, Stage.DIFFUSE)
-    requests = [make_inputs(lora=name, prompt=name or "") for name in ("one", "one", "other", None)]
-    states = [start(folder, inputs) for inputs in requests]
-    assert len({adapter.batch_key(state) for state in states}) == 3
-    together = adapter.advance(states[:2], 3)
-    for state, inputs in zip(together, requests[:2], strict=True):
+    choices = [uses(folder, "one"), uses(folder, "other", one=-0.5), (), uses(folder, "one")]
+    prompts = ("a fox", "a fox in the snow by a frozen lake at night", "a", "")
+    batch = [
+        make_inputs(variant=variant, loras=loras, prompt=prompt, num_outputs=2 if index == 1 else 1)
+        for index, (loras, prompt) in enumerate(zip(choices, prompts, strict=True))
+    ]
+    states = [start(folder, inputs) for inputs in batch]
+    keys = [adapter.batch_key(state) for state in states]
+    if not adapter.mixes_loras:  # type: ignore[attr-defined]
+        assert len(set(keys)) == 3
+        with pytest.raises(ValueError, match="LoRAs"):
+            adapter.advance(states[:2])
+        return
+    assert len(set(keys)) == 1
+    for state, inputs in zip(adapter.advance(states, 3), batch, strict=True):
         assert (state.tensors["latents"] - final_latents(folder, inputs)).abs().max() < TOLERANCE
-    with pytest.raises(ValueError, match="LoRA"):
-        adapter.advance(states[1:3])
-    one, other = (final_latents(folder, make_inputs(lora=name)) for name in ("one", "other"))
+    one, other = (final_latents(folder, make_inputs(variant=variant, loras=each)) for each in choices[:2])
     assert (one - other).abs().max() > 100 * TOLERANCE
 
 
 def test_a_stopped_request_resumes_with_it_in_a_new_adapter(copied: Model) -> None:
     folder = copied("flux")
     save_lora(folder, "style", random_lora(folder))
-    inputs = make_inputs(variant="flux", lora="style")
+    inputs = make_inputs(variant="flux", loras=uses(folder, "style"))
     stopped = load_stage(folder, Stage.DIFFUSE).step(start(folder, inputs), 1)
     fresh = load_adapter(folder, frozenset({Stage.DIFFUSE}))
     assert torch.equal(fresh.step(stopped, 2).tensors["latents"], final_latents(folder, inputs))
@@ -118,12 +128,12 @@ def test_it_leaves_memory_and_comes_back(copied: Model) -> None:
     folder = copied("sd3")
     save_lora(folder, "style", random_lora(folder))
     adapter = load_adapter(folder, frozenset({Stage.DIFFUSE}))
-    state = adapter.step(start(folder, make_inputs(lora="style")))
-    assert adapter.loras._held is not None  # type: ignore[attr-defined]
-    adapter.drop_lora()
-    assert adapter.loras._held is None  # type: ignore[attr-defined]
+    state = adapter.step(start(folder, make_inputs(loras=uses(folder, "style"))))
+    assert adapter.loras.cache.num_bytes > 0
+    assert adapter.loras.cache.free(1) > 0
+    assert adapter.loras.cache.files == ()
     latents = adapter.step(state, 2).tensors["latents"]
-    assert torch.equal(latents, final_latents(folder, make_inputs(lora="style")))
+    assert torch.equal(latents, final_latents(folder, make_inputs(loras=uses(folder, "style"))))
 
 
 def kohya(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
@@ -150,7 +160,7 @@ def test_files_of_kohya_with_alphas_and_convolutions(copied: Model) -> None:
     folder = copied("sdxl")
     file, meaning = kohya(folder)
     save_lora(folder, "style", file)
-    inputs = make_inputs(variant="sdxl", lora="style")
+    inputs = make_inputs(variant="sdxl", loras=uses(folder, "style"))
     expected = stock_result(merged(folder, meaning, scale=2.0 / RANK), inputs, "latent")
     assert (final_latents(folder, inputs) - expected).abs().max() < TOLERANCE
     assert (final_latents(folder, make_inputs(variant="sdxl")) - expected).abs().max() > 10 * TOLERANCE
@@ -177,7 +187,7 @@ def test_what_peft_says_of_the_scale_holds(copied: Model, config: dict[str, Any]
         named = {f"{anchor}{path}": 8 for at, anchor in enumerate(anchors) for path in paths[at::2]}
         config = config | {"alpha_pattern": named}
     save_lora(folder, "style", tensors, header(config))
-    inputs = make_inputs(variant="flux", lora="style")
+    inputs = make_inputs(variant="flux", loras=uses(folder, "style"))
     expected = stock_result(merged(folder, tensors, scale), inputs, "latent")
     assert (final_latents(folder, inputs) - expected).abs().max() < TOLERANCE
 
@@ -193,12 +203,9 @@ def test_what_cannot_be_used_is_refused_with_its_name(copied: Model) -> None:
     save_lora(folder, "empty", {key: tensor[:, :0] if "_B" in key else tensor[:0] for key, tensor in tensors.items()})
     (folder / "loras" / "damaged.safetensors").write_bytes(b"no")
     adapter = load_stage(folder, Stage.DIFFUSE)
-    for name in ("wide", "text", "elsewhere", "half", "empty", "damaged"):
+    for name in ("wide", "text", "elsewhere", "half", "empty", "damaged", "absent"):
         with pytest.raises(ModelFolderError, match=f"{name}.safetensors"):
-            adapter.step(start(folder, make_inputs(lora=name)))
-    for name in ("absent", "../loras/wide", ""):
-        with pytest.raises(InvalidRequestError, match="there are: damaged, elsewhere, empty, half, text, wide"):
-            start(folder, make_inputs(lora=name))
+            adapter.step(start(folder, make_inputs(loras=uses(folder, name))))
     assert torch.equal(final_latents(folder, make_inputs()), final_latents(folder, make_inputs()))
 
 
@@ -221,7 +228,7 @@ def test_metadata_is_not_trusted(copied: Model, metadata: dict[str, str]) -> Non
     folder = copied("sd3")
     save_lora(folder, "odd", random_lora(folder), metadata)
     with pytest.raises(ModelFolderError, match=r"odd\.safetensors cannot be read as a LoRA"):
-        load_stage(folder, Stage.DIFFUSE).step(start(folder, make_inputs(lora="odd")))
+        load_stage(folder, Stage.DIFFUSE).step(start(folder, make_inputs(loras=uses(folder, "odd"))))
 
 
 def test_alphas_in_tensors_are_not_trusted(copied: Model) -> None:
@@ -231,4 +238,4 @@ def test_alphas_in_tensors_are_not_trusted(copied: Model) -> None:
         save_lora(folder, "odd", {key: alpha.clone() if "alpha" in key else tensor for key, tensor in file.items()})
         adapter = load_adapter(folder, frozenset({Stage.DIFFUSE}))
         with pytest.raises(ModelFolderError, match=r"odd\.safetensors cannot be read as a LoRA"):
-            adapter.step(start(folder, make_inputs(variant="sdxl", lora="odd")))
+            adapter.step(start(folder, make_inputs(variant="sdxl", loras=uses(folder, "odd"))))

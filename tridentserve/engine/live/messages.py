@@ -169,6 +169,8 @@ class PlanReport:
     """Bytes of the worker's handoff buffer that were in use then."""
     buffer_bytes: int = 0
     """Size of that buffer."""
+    loras: tuple[str, ...] | None = None
+    """The LoRAs that the worker holds now, by `LoraFile.key`; None: as it told before."""
     paused_after: int | None = None
     """The plan was paused after this number of its denoising steps; None when it was not."""
     taken_steps: dict[str, tuple[int, int]] = field(default_factory=dict)

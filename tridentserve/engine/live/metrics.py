@@ -113,6 +113,9 @@ class WorkerMetrics:
             "Bytes of the weights that a worker holds in device memory.",
             tag_keys=("worker",),
         )
+        self._loras = Gauge(
+            "tridentserve_lora_bytes", "Bytes of the LoRAs that a worker holds in device memory.", tag_keys=("worker",)
+        )
         self._plan_peak = Gauge(
             "tridentserve_plan_peak_bytes",
             "Peak bytes of activations of the latest plan, as the profile expects and as measured.",
@@ -152,6 +155,9 @@ class WorkerMetrics:
 
     def set_resident_bytes(self, resident_bytes: int) -> None:
         self._resident.set(resident_bytes, tags=self._worker)
+
+    def set_lora_bytes(self, lora_bytes: int) -> None:
+        self._loras.set(lora_bytes, tags=self._worker)
 
     def count_transfer(self, transfer: CompletedTransfer) -> None:
         tags = {**self._worker, "path": transfer.path}

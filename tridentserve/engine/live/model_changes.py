@@ -6,7 +6,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -15,6 +15,8 @@ from tridentserve.engine.live.core_thread import CoreThread
 from tridentserve.engine.live.fleet import WorkerFleet
 from tridentserve.engine.live.messages import ModelSource
 from tridentserve.engine.live.spawning.start_options import list_start_options
+from tridentserve.errors import LoraFileError
+from tridentserve.models.lora_files import compute_digest
 from tridentserve.plans import PlacementPlan, Replica
 from tridentserve.protocols import StageMemory
 from tridentserve.scheduling import events as ev
@@ -24,8 +26,8 @@ if TYPE_CHECKING:
     from tridentserve.engine.live.weights.host_copies import HostCopies
 
 T = TypeVar("T")
-# A function of the directory of host copies, the model, and the device that it is served on.
-_OnNode = Callable[[Path, ModelSource, str], None]
+# A function of the directory of host copies, the model, the device that it is served on, and what it is about.
+_OnNode = Callable[..., T]
 _ChangeKind = type[ev.ModelAdded] | type[ev.Drained] | type[ev.Unload]
 
 
@@ -65,6 +67,15 @@ class ModelChanges:
         """Remove the host copies of a model that will not be prepared after all."""
         drops = (self._run_on_node(node_id, _drop_copies, source) for node_id in self._fleet.nodes)
         await asyncio.gather(*drops, return_exceptions=True)  # a node that is lost has none
+
+    async def check_lora(self, source: ModelSource, file: Path) -> str:
+        """The digest of a LoRA file, once it has been read on every node, in a process of its own, and fits the model.
+        Raises `LoraFileError`."""
+        checks = (self._run_on_node(node_id, _check_lora, source, file) for node_id in self._fleet.nodes)
+        digests = set(await asyncio.gather(*checks))
+        if len(digests) > 1:
+            raise LoraFileError(f"{file} is not the same on all nodes")
+        return digests.pop()
 
     async def add(self, event: ev.ModelAdded) -> None:
         """Have the scheduler take requests of a model that has been prepared; returns when it does."""
@@ -120,13 +131,15 @@ class ModelChanges:
     async def _make_copies(self, node_id: str, source: ModelSource) -> None:
         await self._run_on_node(node_id, _make_copies, source)
 
-    async def _run_on_node(self, node_id: str, function: _OnNode, source: ModelSource) -> None:
+    async def _run_on_node(self, node_id: str, function: _OnNode[T], source: ModelSource, *more: Any) -> T:
         config = self._fleet.any_config
         strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
         start = list_start_options(has_gpu=config.options.torch_device != "cpu")
-        task = ray.remote(function).options(num_cpus=0, max_retries=2, scheduling_strategy=strategy, **start)
+        remote: Any = ray.remote(function)  # Ray's types know no functions of any arguments
+        task = remote.options(num_cpus=0, max_retries=2, scheduling_strategy=strategy, **start)
         try:
-            await task.remote(config.options.host_dir, source, config.options.torch_device)
+            result: T = await task.remote(config.options.host_dir, source, config.options.torch_device, *more)
+            return result
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, Exception):
                 raise error.cause from None
@@ -141,6 +154,15 @@ def _make_copies(folder: Path, source: ModelSource, torch_device: str) -> None:
 def _drop_copies(folder: Path, source: ModelSource, torch_device: str) -> None:
     """Remove the host copies of a model from the node where this runs."""
     _open_copies(folder, source, torch_device).drop_model(source.name)
+
+
+def _check_lora(folder: Path, source: ModelSource, torch_device: str, file: Path) -> str:
+    """The digest of a LoRA file that fits a model, on the node where this runs."""
+    from tridentserve.pipelines.loading import load_adapter
+
+    digest = compute_digest(file)
+    load_adapter(source.folder, frozenset({Stage.DIFFUSE}), weights=False).loras.check(file)
+    return digest
 
 
 def _open_copies(folder: Path, source: ModelSource, torch_device: str) -> HostCopies:

@@ -96,7 +96,9 @@ def build_plan_event(plan: DispatchPlan, reports: Sequence[PlanReport], offset_s
     if leader.outcome == "stopped":
         return ev.PlanStopped(plan.plan_id)
     spans = tuple(span.shift(-offset_s) for span in leader.spans)
-    return ev.StageFinished(plan.plan_id, spans, _count_steps(leader))
+    told = zip(plan.workers, (report.loras for report in reports), strict=True)
+    loras = tuple((worker_id, held) for worker_id, held in told if held is not None)
+    return ev.StageFinished(plan.plan_id, spans, _count_steps(leader), loras)
 
 
 def _count_steps(report: PlanReport) -> int | None:

@@ -82,6 +82,11 @@ class SimulationOptions(LoopOptions):
         ge=0,
         description="Bytes of each worker's memory that its process groups take.",
     )
+    held_loras: int = Field(
+        default=16,
+        ge=0,
+        description="Most LoRAs that each worker keeps between plans; a simulation knows no files, and so no bytes.",
+    )
     failures: tuple[WorkerFailure, ...] = Field(default=(), description="Workers that are lost, and when.")
     max_idle_s: float = Field(
         default=60.0,

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from tridentserve.errors import InvalidRequestError, ModelFolderError
 from tridentserve.models.families import FAMILIES
 from tridentserve.models.input_image import check_image
+from tridentserve.models.lora_files import LoraUse
 from tridentserve.parallel import is_first, rows, sequence_parallel
 from tridentserve.parallel.guidance import share_passes
 from tridentserve.pipelines import block_cache
@@ -26,13 +27,12 @@ from tridentserve.pipelines.adapters.clean_latents import predict_clean
 from tridentserve.pipelines.adapters.denoising_request import FLOW_SHIFT, SCHEDULER_PREFIX, DenoisingRequest
 from tridentserve.pipelines.adapters.step_caches import StepCaches, may_skip
 from tridentserve.pipelines.base import CACHE_LIMIT, SKIPPED_STEPS, DenoisingState, PipelineAdapter, Tensors
-from tridentserve.pipelines.lora.lora_layers import Loras
 from tridentserve.pipelines.pixels import round_pixels
 from tridentserve.pipelines.tiling import decode_tiled
 from tridentserve.requests import GenerationInputs, Shape
 from tridentserve.stages import Stage
 
-_LORA = "lora"
+_LORAS = "loras"
 # The state of the request's random generator, where its scheduler draws noise at each step.
 _GENERATOR = "generator"
 # The names of a condition's tensors that were made of texts begin with these.
@@ -48,8 +48,9 @@ class DiffusersAdapter(PipelineAdapter):
     """False where the stock pipeline calls its transformer once for each pass."""
     size_multiple: int
     """Height and width must be multiples of this many pixels. Some model folders differ in it from their family."""
-    loras: Loras
-    """The LoRAs of the model folder."""
+    mixes_loras: ClassVar[bool] = True
+    """False where layers see the rows of a batch in pieces of different lengths: only requests of the same LoRAs share
+    a forward pass there."""
 
     def __init__(self, pipe: Any, stages: frozenset[Stage], device: torch.device) -> None:
         self.pipe = pipe
@@ -89,7 +90,6 @@ class DiffusersAdapter(PipelineAdapter):
 
     def prepare(self, condition: Tensors, inputs: GenerationInputs) -> DenoisingState:
         self._check_size(inputs.shape)
-        self.loras.check(inputs.lora)
         with self._run_stage(Stage.DIFFUSE):
             tensors = self._move_to_device(condition)
             # The generator is the CPU's, so that the noise of a seed is the same on every device.
@@ -114,7 +114,7 @@ class DiffusersAdapter(PipelineAdapter):
                 "guidance_scale_2": inputs.guidance_scale_2,
                 FLOW_SHIFT: inputs.flow_shift,
                 "size": str(inputs.shape),
-                _LORA: inputs.lora,
+                _LORAS: [use.to_plain() for use in inputs.loras],
                 CACHE_LIMIT: self.step_cache.find_limit(inputs.quality) if self._list_cached_blocks() else 0.0,
                 SKIPPED_STEPS: 0.0,
                 "scheduler": scheduler_values,
@@ -126,23 +126,24 @@ class DiffusersAdapter(PipelineAdapter):
             if n < 1 or state.step + n > state.num_steps:
                 raise ValueError(f"{n} more steps asked for, but {state.step} of {state.num_steps} are done")
         if len({self.batch_key(state) for state in states}) != 1:
-            raise ValueError("these states cannot share a forward pass: they differ in size, format, guidance or LoRA")
-        with self._run_stage(Stage.DIFFUSE), self.loras.applied(states[0].values.get(_LORA)):
+            raise ValueError("these states cannot share a forward pass: they differ in size, format, guidance or LoRAs")
+        with self._run_stage(Stage.DIFFUSE), self.loras.applied([_read_loras(state) for state in states]):
             requests = [DenoisingRequest.resume(state, self) for state in states]
             rows = self._join_rows([request.rows for request in requests])
             for _ in range(n):
                 self._step_together(requests, rows)
             return [request.make_state(n) for request in requests]
 
-    def drop_lora(self) -> None:
-        self.loras.drop()
+    def hold_loras(self, states: Sequence[DenoisingState]) -> None:
+        self.loras.hold([_read_loras(state) for state in states])
 
     def batch_key(self, state: DenoisingState) -> Hashable:
         latents, num_outputs = state.tensors["latents"], state.tensors["latents"].shape[0]
         rows = self._build_rows(state.tensors, state.values, num_outputs)
         shapes = tuple((name, row.shape[0], *row.shape[2:], row.dtype) for name, row in sorted(rows.items()))
         # Packed latents of different proportions may have the same shape, but their positions differ.
-        return (state.values["size"], *latents.shape[1:], latents.dtype, state.values.get(_LORA), shapes)
+        loras = () if self.mixes_loras else _read_loras(state)
+        return (state.values["size"], *latents.shape[1:], latents.dtype, loras, shapes)
 
     def _step_together(self, requests: list[DenoisingRequest], rows: Tensors) -> None:
         """Run one step of all requests: a forward pass together, then each request's own scheduler."""
@@ -152,10 +153,12 @@ class DiffusersAdapter(PipelineAdapter):
             timestep.expand(request.latents.shape[0]) for timestep, request in zip(timesteps, requests, strict=True)
         ]
         inputs = [request.scale_input(timestep) for request, timestep in zip(requests, timesteps, strict=True)]
+        sizes = [request.latents.shape[0] for request in requests]
         share = share_passes(passes)
         together = len(share.passes) if self.passes_share_a_call else 1
         caches = self._open_caches(requests, passes)
         noises = []
+        self.loras.lay_out(sizes, together)
         with sequence_parallel(share.members if FAMILIES[self.family].shares_tokens else None):
             for first in range(share.passes.start, share.passes.stop, together):
                 # Some transformers call `view`, which a row repeated for each output does not support.
@@ -168,7 +171,6 @@ class DiffusersAdapter(PipelineAdapter):
         noise = share.gather(torch.cat(noises))
         if caches is not None:
             caches.keep(share)
-        sizes = [request.latents.shape[0] for request in requests]
         per_request = torch.split(noise.reshape(passes, -1, *noise.shape[1:]), sizes, dim=1)
         for request, timestep, own in zip(requests, timesteps, per_request, strict=True):
             guided = self._apply_guidance(own, request.values, timestep)
@@ -378,3 +380,7 @@ class DiffusersAdapter(PipelineAdapter):
             name: tensor if name.startswith(SCHEDULER_PREFIX) else tensor.to(self.device)
             for name, tensor in tensors.items()
         }
+
+
+def _read_loras(state: DenoisingState) -> tuple[LoraUse, ...]:
+    return tuple(LoraUse.from_plain(plain) for plain in state.values[_LORAS])

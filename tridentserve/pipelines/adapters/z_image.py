@@ -38,6 +38,7 @@ class ZImageAdapter(DiffusersAdapter):
     """
 
     family = "z_image"
+    mixes_loras = False
 
     def _encode_together(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
         rows = self.pipe.encode_prompt(

@@ -1,86 +1,105 @@
-"""LoRAs of a denoising model, one per request: low-rank changes that are added while a batch is denoised.
+"""LoRAs of a denoising model, any number per request: low-rank changes that are added while a batch is denoised.
 
 The layers stay as they are. A hook adds `scale * B(A(input))` to a layer's output with the same operations as PEFT, so
 that the result is that of diffusers' `load_lora_weights`. The hooks never write weights, which several processes share,
-and they work on the tokens that the layer gets, so LoRAs are exact under sequence parallelism too. diffusers' own
-`lora_state_dict` reads the files, in all conventions that it knows (Kohya's, XLabs', PEFT's and others).
+and they work on the tokens that the layer gets, so LoRAs are exact under sequence parallelism too. Where requests of a
+batch have different LoRAs, each change is added to the rows of its requests only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers.utils import convert_unet_state_dict_to_peft
-from torch.nn import functional
 
-from tridentserve.errors import InvalidRequestError, ModelFolderError
-from tridentserve.models.lora_files import find_lora, list_loras
-from tridentserve.pipelines.lora.scales import Scales, scale_by_alphas, scale_by_config
-
-_A, _B = ".lora_A.weight", ".lora_B.weight"
+from tridentserve.errors import LoraFileError
+from tridentserve.models.lora_files import LoraFile, LoraUse, collect_files, compute_digest
+from tridentserve.pipelines.lora.lora_cache import LoraCache
+from tridentserve.pipelines.lora.reading import LayerChange, read_changes
 
 
 @dataclass(frozen=True, slots=True)
-class _LayerChange:
-    """The change of one layer."""
+class _AddedChange:
+    """A change with the requests that have it."""
 
-    layer: torch.nn.Module
-    down: torch.Tensor
-    """The matrix A, (rank, inputs), with the sizes of the kernel behind these for a convolution."""
-    up: torch.Tensor
-    """The matrix B, (outputs, rank), with sizes of 1 behind these for a convolution."""
+    change: LayerChange
     scale: float
-    """The factor of the change."""
+    members: frozenset[int] | None
+    """The requests, by their places in the batch; None for all of them."""
 
-    def make_hook(self) -> Callable[..., torch.Tensor]:
-        """Make a forward hook that adds the change to the layer's output."""
-        layer = self.layer
-        if isinstance(layer, torch.nn.Conv2d):
-            geometry: tuple[Any, ...] = (layer.stride, layer.padding, layer.dilation)
 
-            def convolve_change(
-                module: torch.nn.Module, args: tuple[torch.Tensor], output: torch.Tensor
-            ) -> torch.Tensor:
-                low = functional.conv2d(args[0], self.down, None, *geometry)
-                return output + functional.conv2d(low, self.up) * self.scale
+class _BatchRows:
+    """The rows of each request in one call of the model: those of its outputs, for each pass of the call."""
 
-            return convolve_change
+    def __init__(self) -> None:
+        self._owners: list[int] = []
+        self._found: dict[Collection[int], list[tuple[int, int]]] = {}
 
-        def add_change(module: torch.nn.Module, args: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
-            return output + functional.linear(functional.linear(args[0], self.down), self.up) * self.scale
+    def lay_out(self, sizes: Sequence[int], passes: int) -> None:
+        """Each pass has `sizes[i]` rows of the request i, in this order."""
+        self._owners = [index for index, size in enumerate(sizes) for _ in range(size)] * passes
+        self._found = {}
 
-        return add_change
+    def find(self, members: frozenset[int]) -> list[tuple[int, int]]:
+        """The ranges of rows of some requests."""
+        if members not in self._found:
+            ranges: list[tuple[int, int]] = []
+            for row, owner in enumerate(self._owners):
+                if owner in members:
+                    start = ranges.pop()[0] if ranges and ranges[-1][1] == row else row
+                    ranges.append((start, row + 1))
+            self._found[members] = ranges
+        return self._found[members]
+
+    def separate(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor with its own entries for each row, also where all rows have one in common."""
+        if tensor.shape[0] > 1 or len(self._owners) == 1:
+            return tensor
+        return tensor.expand(len(self._owners), *tensor.shape[1:]).clone()
+
+    def measure_row(self, inputs: torch.Tensor) -> int:
+        """The entries of the first dimension that belong to one row. Layers may see frames or tokens one by one, but
+        always row by row."""
+        size, rest = divmod(inputs.shape[0], len(self._owners))
+        if rest:
+            raise ValueError(f"{inputs.shape[0]} entries are not those of {len(self._owners)} rows")
+        return size
 
 
 class Loras:
-    """The LoRAs in a model folder, for the component that denoises. The one used last stays on the device until
-    `drop`."""
+    """The LoRAs of requests, for the component that denoises."""
 
-    def __init__(self, model_folder: Path, pipe: Any, component: str, device: torch.device) -> None:
-        self._folder = model_folder
+    def __init__(self, pipe: Any, component: str, device: torch.device) -> None:
         self._pipe = pipe
         self._component = component
         self._device = device
-        self._held: tuple[str, list[_LayerChange]] | None = None
+        self._rows = _BatchRows()
+        self.cache = LoraCache()
+        """Holds what has been read; a worker has one for all its models."""
 
-    def check(self, name: str | None) -> None:
-        """Raise `InvalidRequestError` unless the model has this LoRA. None stands for no LoRA."""
-        if name is not None:
-            self._find_file(name)
+    def hold(self, uses: Sequence[Sequence[LoraUse]]) -> None:
+        """Have the LoRAs of requests that will be denoised together on the device. Raises `LoraFileError` when a
+        file is gone, is another one than it was, or does not fit the model."""
+        if any(uses):
+            self.cache.hold(collect_files(uses), self._read)
 
     @contextmanager
-    def applied(self, name: str | None) -> Iterator[None]:
-        """Inside the context, the model denoises with this LoRA. Raises `ModelFolderError` when its file does not
-        fit."""
-        if name is None:
+    def applied(self, uses: Sequence[tuple[LoraUse, ...]]) -> Iterator[None]:
+        """Inside the context, the model denoises each request of a batch with its LoRAs. Raises as `hold` does."""
+        if not any(uses):
             yield
             return
-        handles = [change.layer.register_forward_hook(change.make_hook()) for change in self._get_changes(name)]
+        if any(self.cache.find_bytes(file) is None for file in collect_files(uses)):
+            self.hold(uses)
+        by_layer: defaultdict[torch.nn.Module, list[_AddedChange]] = defaultdict(list)
+        for added in self._list_added(uses):
+            by_layer[added.change.layer].append(added)
+        handles = [layer.register_forward_hook(self._make_hook(added)) for layer, added in by_layer.items()]
         try:
             # Compiled code ignores hooks that are registered later.
             with torch.compiler.set_stance("force_eager"), _freeze(getattr(self._pipe, self._component)):
@@ -89,73 +108,46 @@ class Loras:
             for handle in handles:
                 handle.remove()
 
-    def drop(self) -> None:
-        """Free the memory of the LoRA that was used last."""
-        self._held = None
+    def check(self, file: Path) -> None:
+        """Raise `LoraFileError` unless a file can be read and fits the model. Nothing of it stays in memory."""
+        read_changes(file, self._pipe, self._component, torch.device("meta"))
 
-    def _get_changes(self, name: str) -> list[_LayerChange]:
-        if self._held is None or self._held[0] != name:
-            self._held = None
-            self._held = (name, self._load(self._find_file(name)))
-        return self._held[1]
+    def lay_out(self, sizes: Sequence[int], passes: int) -> None:
+        """The next call of the model has this number of passes, each with `sizes[i]` rows of the request i."""
+        self._rows.lay_out(sizes, passes)
 
-    def _find_file(self, name: str) -> Path:
-        file = find_lora(self._folder, name)
-        if file is None:
-            there = ", ".join(list_loras(self._folder)) or "none"
-            raise InvalidRequestError(f"lora: this model has no LoRA of this name (there are: {there})", "lora")
-        return file
+    def _list_added(self, uses: Sequence[tuple[LoraUse, ...]]) -> Iterator[_AddedChange]:
+        members: defaultdict[tuple[LoraUse, ...], list[int]] = defaultdict(list)
+        for index, own in enumerate(uses):
+            members[own].append(index)
+        for own, indices in members.items():
+            of = None if len(members) == 1 else frozenset(indices)
+            for use in own:
+                for change in self.cache.get(use.file):
+                    yield _AddedChange(change, change.scale * use.scale, of)
 
-    def _load(self, file: Path) -> list[_LayerChange]:
-        tensors, scale_of = self._read(file)
-        layers = dict(getattr(self._pipe, self._component).named_modules())
-        changes = []
-        for key in [key for key in tensors if key.endswith(_A)]:
-            path = key.removesuffix(_A)
-            down, up = tensors.pop(key), tensors.pop(path + _B, None)
-            layer = layers.get(path)
-            if up is None or not isinstance(layer, (torch.nn.Linear, torch.nn.Conv2d)) or not _fits(layer, down, up):
-                raise ModelFolderError(f"{file} is not for this model: it changes {path} otherwise than that could be")
-            dtype = layer.weight.dtype
-            scale = scale_of(path, up.shape[1])
-            # They require gradients as in PEFT's modules, see `_frozen`, and are detached, since views ask their base.
-            down, up = (tensor.to(self._device, dtype).detach().requires_grad_() for tensor in (down, up))
-            changes.append(_LayerChange(layer, down, up, scale))
-        if tensors or not changes:
-            kinds = ", ".join(sorted(tensors)[:3]) or "no LoRA at all"
-            raise ModelFolderError(
-                f"{file} cannot be used as a LoRA of {self._component}: it has {kinds}; LoRAs of text encoders, DoRA "
-                "and biases are not supported"
-            )
-        return changes
+    def _make_hook(self, added: Sequence[_AddedChange]) -> Callable[..., torch.Tensor]:
+        """Make a forward hook that adds changes to the output of their layer."""
 
-    def _read(self, file: Path) -> tuple[dict[str, torch.Tensor], Scales]:
-        """Read the file's tensors, named as by PEFT but without the component, and the scale of each layer and rank."""
-        try:
-            return self._parse(file)
-        except (MemoryError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:  # A file of an unknown format may raise any error.
-            raise ModelFolderError(f"{file} cannot be read as a LoRA: {error}") from error
+        def add_changes(module: torch.nn.Module, args: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
+            (inputs,) = args
+            for one in added:
+                if one.members is None:
+                    output = output + one.change.compute(inputs) * one.scale
+                    continue
+                inputs, output = self._rows.separate(inputs), self._rows.separate(output)
+                size = self._rows.measure_row(inputs)
+                for start, end in self._rows.find(one.members):
+                    part = slice(start * size, end * size)
+                    output[part] += one.change.compute(inputs[part]) * one.scale
+            return output
 
-    def _parse(self, file: Path) -> tuple[dict[str, torch.Tensor], Scales]:
-        state, *alphas, metadata = self._pipe.lora_state_dict(
-            str(file.parent),
-            weight_name=file.name,
-            local_files_only=True,
-            use_safetensors=True,
-            return_lora_metadata=True,
-            return_alphas=True,
-            unet_config=getattr(self._pipe, self._component).config,
-        )
-        prefix = f"{self._component}."
-        own = {key.removeprefix(prefix): tensor for key, tensor in state.items() if key.startswith(prefix)}
-        others = {key: tensor for key, tensor in state.items() if not key.startswith(prefix)}
-        if own and not any("lora_A" in key for key in own):
-            own = convert_unet_state_dict_to_peft(own)
-        if metadata:
-            return own | others, scale_by_config(_strip_prefix(prefix, metadata))
-        return own | others, scale_by_alphas(_strip_prefix(prefix, alphas[0] if alphas and alphas[0] else {}), _A)
+        return add_changes
+
+    def _read(self, file: LoraFile) -> tuple[LayerChange, ...]:
+        if file.digest and file.path.is_file() and compute_digest(file.path) != file.digest:
+            raise LoraFileError(f"{file.path} is not the file that was added as the LoRA {file.name} any more")
+        return read_changes(file.path, self._pipe, self._component, self._device)
 
 
 @contextmanager
@@ -171,13 +163,3 @@ def _freeze(model: torch.nn.Module) -> Iterator[None]:
     finally:
         for parameter in trainable:
             parameter.requires_grad_(True)
-
-
-def _fits(layer: torch.nn.Linear | torch.nn.Conv2d, down: torch.Tensor, up: torch.Tensor) -> bool:
-    weight = layer.weight.shape
-    point = (1,) * (len(weight) - 2)
-    return 0 not in down.shape and down.shape[1:] == weight[1:] and up.shape == (weight[0], down.shape[0], *point)
-
-
-def _strip_prefix(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    return {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}

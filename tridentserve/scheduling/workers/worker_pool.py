@@ -35,6 +35,7 @@ class _Worker:
     reserved_until_s: float = 0.0
     # Seconds of work that comes when a run's D has ended, by run.
     promised_s: dict[int, float] = field(default_factory=dict)
+    loras: frozenset[str] = frozenset()
     # The view that the dispatcher has of it; None when something has changed since it was made.
     view: WorkerView | None = None
 
@@ -75,6 +76,7 @@ class WorkerPool:
         worker = self._touch(spec.worker_id)
         worker.spec, worker.alive, worker.incarnation = spec, True, incarnation
         worker.resident = worker.replicas  # a worker starts with what its placement says
+        worker.loras = frozenset()
         self._alive = None
 
     def lose(self, worker_id: WorkerId) -> None:
@@ -93,11 +95,16 @@ class WorkerPool:
         worker = self._touch(worker_id)
         worker.resident = worker.resident.difference(evicted) | {replica}
 
+    def note_loras(self, worker_id: WorkerId, loras: Iterable[str]) -> None:
+        """A worker holds these LoRAs and no others."""
+        self._touch(worker_id).loras = frozenset(loras)
+
     def unload(self, model: str) -> None:
         """All workers drop what they have in memory of a model."""
         for worker_id in self._workers:
             worker = self._touch(worker_id)
             worker.resident = frozenset(replica for replica in worker.resident if replica.model != model)
+            worker.loras = frozenset(key for key in worker.loras if not key.startswith(f"{model}:"))
 
     def list_live(self) -> tuple[WorkerSpec, ...]:
         """The live workers; the same object until one joins or is lost."""
@@ -271,5 +278,6 @@ class WorkerPool:
             resident=worker.resident,
             place=worker.spec.place,
             promised_s=sum(worker.promised_s.values()),
+            loras=worker.loras,
         )
         return worker.view

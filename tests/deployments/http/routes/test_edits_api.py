@@ -80,12 +80,12 @@ async def test_the_fields_of_a_generation_hold() -> None:
     answer = await edit(backend, data={**TEXTS, **fields, **more}, files={"image": FILE})
     assert answer.status_code == 200, answer.text
     ((spec, inputs),) = backend.seen
-    assert (spec.request_id, spec.num_outputs, spec.shape, spec.slo_s, spec.lora) == (
+    assert (spec.request_id, spec.num_outputs, spec.shape, spec.slo_s, spec.loras) == (
         "r1",
         2,
         Shape(64, 128),
         0.9,
-        "ink",
+        ("tiny-kontext:ink",),
     )
     assert (inputs.seed, inputs.guidance_scale) == (7, 1.5)
 

@@ -32,8 +32,10 @@ from tridentserve.engine.live.weights.replica_store import MemoryBudget, Replica
 from tridentserve.engine.live.weights.weights_loader import WeightsLoader, copy_blocks
 from tridentserve.engine.options import Fetch
 from tridentserve.errors import ConfigError, HandoffError, OutOfMemoryError, WorkerError
+from tridentserve.models.lora_files import LoraFile
 from tridentserve.models.number_formats import NumberFormats
 from tridentserve.pipelines import load_adapter
+from tridentserve.pipelines.lora.reading import LayerChange
 from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.pipelines.weights import named_tensors
 from tridentserve.plans import Replica
@@ -281,6 +283,23 @@ async def test_what_is_not_wanted_leaves_first_then_the_longest_unused(host: Hos
     (load,) = await loads_of(store, E, peak_bytes=1)
     assert (load.evicted, list(store.resident)) == ((C,), [D, E]), "E that left meanwhile is back, and was not missed"
     assert_right(store, source, E)
+
+
+async def test_loras_that_the_plan_does_not_need_leave_before_weights(host: HostCopies) -> None:
+    store = make_store(host, memory_bytes=size_of(host, E, D) + RESERVE + 100)
+    await store.load_placement(frozenset({E, D}))
+    files = [LoraFile("flux", name, Path(name), "digest") for name in ("first", "second")]
+    up, layer = torch.zeros(0, dtype=torch.uint8), torch.nn.Linear(1, 1)
+    change = LayerChange(layer, torch.zeros(40, dtype=torch.uint8), up, 1.0)
+    store.loras.hold(files, lambda file: (change,))
+    await store.prepare((D,), peak_bytes=60, loras=files[1:])  # with the 40 of its own LoRA
+    assert (store.loras.files, set(store.resident)) == (tuple(files), {E, D})
+    await store.prepare((D,), peak_bytes=61, loras=files[1:])
+    assert (store.loras.files, set(store.resident)) == (tuple(files[1:]), {E, D})
+    await store.prepare((D,), peak_bytes=101, loras=files[1:])
+    assert (store.loras.files, set(store.resident)) == (tuple(files[1:]), {D})
+    await store.unload_model("flux")
+    assert store.loras.files == ()
 
 
 async def test_what_a_queued_plan_needs_stays_while_anything_else_may_go(host: HostCopies) -> None:

@@ -27,12 +27,14 @@ from tridentserve.engine.live.weights.host_copies import HostCopies
 from tridentserve.engine.live.weights.peer_weights import PeerWeights, WeightOrder, choose_timeout_s
 from tridentserve.engine.live.weights.weights_loader import DeviceCall, LoadedWeights, OpenedWeights, WeightsLoader
 from tridentserve.errors import HandoffError, OutOfMemoryError, WorkerError
+from tridentserve.models.lora_files import LoraFile
 from tridentserve.models.step_cache import StepCache
 from tridentserve.parallel import SequenceGroup
 from tridentserve.pipelines import kernels
 from tridentserve.pipelines.base import PipelineAdapter
 from tridentserve.pipelines.encoder_memo import EncoderMemo, install_memo
 from tridentserve.pipelines.loading import load_adapter
+from tridentserve.pipelines.lora.lora_cache import LoraCache
 from tridentserve.plans import DispatchPlan, Replica, WorkerId
 
 logger = logging.getLogger(__name__)
@@ -85,8 +87,9 @@ class ReplicaStore:
         loader: WeightsLoader,
         peers: PeerWeights | None,
         on_load: Callable[[ReplicaLoad], None] = lambda load: None,
+        lora_bytes: int | None = None,
     ) -> None:
-        """`on_load` is called for every load, also for those at the start."""
+        """`on_load` is called for every load, also for those at the start. `lora_bytes`: see `LoraCache`."""
         self._host = host
         self._device = device
         self._budget = budget
@@ -94,6 +97,8 @@ class ReplicaStore:
         self.loader = loader
         self._peers = peers
         self._on_load = on_load
+        self.loras = LoraCache(lora_bytes)
+        """The LoRAs of all its models. Nobody uses it while `prepare` runs."""
         self.wanted: frozenset[Replica] = frozenset()
         self._adapters: dict[Replica, PipelineAdapter] = {}
         self._memos: dict[Replica, EncoderMemo] = {}
@@ -148,12 +153,13 @@ class ReplicaStore:
         queued: Collection[Replica] = (),
         keep: Collection[Replica] = (),
         tell: Callable[[ReplicaLoad], None] = lambda load: None,
+        loras: Collection[LoraFile] = (),
     ) -> None:
         """Have all replicas that a plan needs in memory, with room for its activations.
 
-        `queued` are the replicas that waiting plans need, `keep` those that must stay. `tell` is called for each load.
-        Raises `OutOfMemoryError`, with the numbers, when the plan can never fit here, before anything is evicted or
-        loaded."""
+        `peak_bytes` has the plan's `loras` in it; others leave before any replica does. `queued` are the replicas that
+        waiting plans need, `keep` those that must stay. `tell` is called for each load. Raises `OutOfMemoryError`, with
+        the numbers, when the plan can never fit here, before anything is evicted or loaded."""
         await self._drop_ahead(needed)
         missing = [replica for replica in needed if replica not in self._resident]
         opened = {replica: await self._on_device(self.loader.open, replica) for replica in missing}
@@ -162,6 +168,8 @@ class ReplicaStore:
         fixed = set(needed).union(replica for replica in keep if replica in self._resident)
         self._check_room(fixed, sizes, peak_bytes)
         excess_bytes = sum(sizes.values()) + peak_bytes + self._budget.reserve_bytes - self._budget.total_bytes
+        if self.loras.num_bytes:
+            excess_bytes += await self._on_device(self.loras.make_room, excess_bytes, loras)
         for victim in choose_victims(self._resident, fixed, self.wanted, queued, sizes.__getitem__, excess_bytes):
             await self._evict(victim)
         for replica in needed:
@@ -212,6 +220,7 @@ class ReplicaStore:
             kernels.install(self._adapters[replica], source.kernels)
             # Members that skip different layers would wait for each other's shards.
             self._adapters[replica].step_cache = StepCache(0, 0) if loaded.is_divided else source.step_cache
+            self._adapters[replica].loras.cache = self.loras
             self._memos[replica] = install_memo(self._adapters[replica])
         loaded.attach(self._adapters[replica])
 
@@ -247,6 +256,7 @@ class ReplicaStore:
         self._adapters = {replica: one for replica, one in self._adapters.items() if replica.model != model}
         self._memos = {replica: one for replica, one in self._memos.items() if replica.model != model}
         self._evicted = [replica for replica in self._evicted if replica.model != model]
+        self.loras.drop_model(model)
         await self._on_device(_free_memory, self._device)
 
     async def _evict(self, replica: Replica) -> None:

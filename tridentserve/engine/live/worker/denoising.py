@@ -119,6 +119,10 @@ class Denoising:
             return {}
         return {name: (self._begun[name], state.step) for name, state in self._states.items()}
 
+    def hold_loras(self) -> None:
+        """Have the LoRAs of all members on the device."""
+        self._adapter.hold_loras(list(self._states.values()))
+
     def run_steps(self, before: Sequence[StageSpan]) -> None:
         """Do the plan's denoising steps for all members, up to a stop or a pause. `before`: the spans of the plan's
         stages before D."""

@@ -51,6 +51,8 @@ class Execution:
     """See `PlanReport.skipped_steps`."""
     taken_steps: dict[str, tuple[int, int]] = field(default_factory=dict)
     """See `PlanReport.taken_steps`."""
+    loras: tuple[str, ...] | None = None
+    """See `PlanReport.loras`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +187,7 @@ class StageExecutor:
                     try:
                         self._diffuse(run, Denoising(plan, adapter, group, run.control))
                     finally:
-                        adapter.drop_lora()
+                        self._replicas.loras.trim()
                 case Stage.DECODE:
                     self._decode(run, Decoding(plan, adapter, group), frugal)
 
@@ -200,7 +202,8 @@ class StageExecutor:
     def _diffuse(self, run: _StageRun, denoising: Denoising) -> None:
         execution = run.execution
         denoising.share_states(run.inputs, execution.outputs)
-        # The span begins here: the cost model learns seconds per step from it, without the wait for other workers.
+        denoising.hold_loras()
+        # The span begins here: the cost model learns seconds per step from it, without the waits for workers and files.
         with self._time_stage(run, denoising.num_steps):
             denoising.run_steps(execution.spans)
             execution.stopped, execution.paused_after = denoising.stopped, denoising.paused_after

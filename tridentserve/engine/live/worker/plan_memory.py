@@ -15,7 +15,7 @@ from tridentserve.engine.live.weights.host_copies import HostCopies
 from tridentserve.engine.live.weights.replica_store import ReplicaStore
 from tridentserve.engine.live.worker.denoising import StepControl
 from tridentserve.errors import OutOfMemoryError
-from tridentserve.models.lora_files import lora_bytes
+from tridentserve.models.lora_files import LoraFile, collect_files, count_file_bytes
 from tridentserve.models.step_cache import count_cache_bytes
 from tridentserve.plans import DispatchPlan, Replica
 from tridentserve.requests import GenerationInputs
@@ -93,13 +93,13 @@ class PlanMemory:
                 logger.warning("weights were not loaded ahead: %r", error)
 
     async def _load_within_budget(self, running: RunningPlan, queued: Collection[Replica]) -> bool:
-        expected, tell = self._expect_peak(running), running.tell
+        expected, tell, loras = self._expect_peak(running), running.tell, _list_loras(running)
         try:
-            await self._replicas.prepare(running.needed, expected.num_bytes, queued, tell=tell)
+            await self._replicas.prepare(running.needed, expected.num_bytes, queued, tell=tell, loras=loras)
         except OutOfMemoryError:
             if expected.frugal_bytes >= expected.num_bytes:
                 raise
-            await self._replicas.prepare(running.needed, expected.frugal_bytes, queued, tell=tell)
+            await self._replicas.prepare(running.needed, expected.frugal_bytes, queued, tell=tell, loras=loras)
             return True
         return False
 
@@ -113,8 +113,16 @@ class PlanMemory:
             return 0
         replica, requests = Replica(running.plan.model, Stage.DIFFUSE), running.inputs.values()
         folder, formats = self._host_copies.source(replica).folder, self._host_copies.formats(replica)
-        loras = lora_bytes(folder, (inputs.lora for inputs in requests))
-        return loras + count_cache_bytes(folder, requests, formats)
+        held = {file: self._replicas.loras.find_bytes(file) for file in _list_loras(running)}
+        lora_bytes = sum(count_file_bytes(file) if known is None else known for file, known in held.items())
+        return lora_bytes + count_cache_bytes(folder, requests, formats)
+
+
+def _list_loras(running: RunningPlan) -> tuple[LoraFile, ...]:
+    """The LoRAs that a plan needs."""
+    if Stage.DIFFUSE not in running.plan.stages:
+        return ()
+    return collect_files(inputs.loras for inputs in running.inputs.values())
 
 
 def _name_size(running: RunningPlan) -> Hashable:

@@ -27,7 +27,7 @@ from tridentserve.engine.live.worker.executor import Execution, StageExecutor
 from tridentserve.engine.live.worker.output_files import EncodedOutput, encode_outputs
 from tridentserve.engine.live.worker.plan_memory import PlanMemory, RunningPlan
 from tridentserve.engine.live.worker.step_teller import StepTeller
-from tridentserve.errors import HandoffError, OutOfMemoryError, TridentServeError, WorkerError
+from tridentserve.errors import HandoffError, LoraFileError, OutOfMemoryError, TridentServeError, WorkerError
 from tridentserve.plans import DispatchPlan, Replica, WorkerId
 from tridentserve.requests import GenerationInputs
 from tridentserve.stages import Stage
@@ -61,6 +61,7 @@ class PlanRunner:
         self._device_thread = device_thread
         self._order = order
         self._executor = executor
+        self._replicas = replicas
         self._memory = PlanMemory(self._device, replicas, host_copies)
         self._handoff = handoff
         self._painter = painter
@@ -145,6 +146,8 @@ class PlanRunner:
             async with self._order:
                 execution = await self._execute(running)
                 self._memory.end_peak(running)
+                if not execution.stopped:  # whose report has no effect
+                    execution.loras = self._replicas.loras.take_news()
             return await self._make_report(running, execution)
         except Exception as error:  # whatever it is, the scheduler must hear that the plan has ended
             return self._make_failure(plan, error)
@@ -296,6 +299,7 @@ class PlanRunner:
             tiled=execution.tiled,
             skipped_steps=execution.skipped_steps,
             taken_steps=execution.taken_steps,
+            loras=execution.loras,
             buffer_used_bytes=self._handoff.used_bytes,
             buffer_bytes=self._handoff.capacity_bytes,
         )
@@ -321,8 +325,8 @@ def _wants_previews(running: RunningPlan) -> bool:
 
 def _may_succeed_later(error: TridentServeError) -> bool:
     """True when the plan's requests may succeed another time. A plan that does not fit into empty
-    memory never will, and a fault of a request stays."""
-    return error.http_status >= 500 and not isinstance(error, OutOfMemoryError)
+    memory never will, and a fault of a request or of its LoRA's file stays."""
+    return error.http_status >= 500 and not isinstance(error, OutOfMemoryError | LoraFileError)
 
 
 def _choose_inline(made: Mapping[str, Sequence[EncodedOutput]]) -> dict[str, tuple[bytes, ...]] | None:

@@ -98,7 +98,14 @@ class WorkerParts:
         )
         budget = MemoryBudget(spec.memory_bytes, options.handoff_bytes, options.group_bytes)
         return ReplicaStore(
-            self.host_copies, device, budget, self.device_thread, loader, peers, self._metrics.count_load
+            self.host_copies,
+            device,
+            budget,
+            self.device_thread,
+            loader,
+            peers,
+            self._metrics.count_load,
+            options.lora_bytes,
         )
 
     async def start(self, serve: Callable[[Channel], object]) -> WorkerReady:
@@ -176,6 +183,7 @@ class WorkerParts:
         while True:
             self._metrics.set_handoff_levels(self.handoff)
             self._metrics.set_resident_bytes(self.replicas.resident_bytes)
+            self._metrics.set_lora_bytes(self.replicas.loras.num_bytes)
             await asyncio.sleep(GAUGE_PERIOD_S)
 
 

@@ -66,6 +66,8 @@ class Device:
     """Replicas that have left its memory and are not reported to the scheduler yet."""
     loading_until_s: float = 0.0
     """The time at which the replicas that are being loaded are resident."""
+    loras: tuple[str, ...] = ()
+    """The LoRAs in its memory, the most recently used one last."""
 
     @property
     def worker_id(self) -> WorkerId:
@@ -109,6 +111,7 @@ class Devices:
         for replica in list(device.resident):
             self._remove(device, replica)
         device.evicted.clear()
+        device.loras = ()
         device.loading_until_s = 0.0
 
     def drop(self, device: Device, replicas: Iterable[Replica]) -> None:
@@ -123,6 +126,7 @@ class Devices:
             for replica in [replica for replica in device.resident if replica.model == model]:
                 self._remove(device, replica)
             device.evicted = [replica for replica in device.evicted if replica.model != model]
+            device.loras = tuple(key for key in device.loras if not key.startswith(f"{model}:"))
 
     def add(self, device: Device, replica: Replica) -> None:
         device.resident[replica] = None
@@ -140,6 +144,19 @@ class Devices:
     def least_bytes(self, demand: RankDemand) -> int:
         """Memory that a worker needs for a plan, with the handoff buffer."""
         return demand.weights_bytes + demand.peak_bytes + self._reserve_bytes
+
+    def hold_loras(self, run: PlanRun, most: int) -> tuple[tuple[WorkerId, tuple[str, ...]], ...]:
+        """The workers of a plan with D have had its LoRAs, and keep at most so many. Returns those whose LoRAs have
+        changed, with what each holds now."""
+        used = dict.fromkeys(key for spec in run.specs for key in spec.loras)
+        told = []
+        for device in run.devices if used else ():
+            before = device.loras
+            kept = (*(key for key in before if key not in used), *used)
+            device.loras = kept[max(0, len(kept) - most) :]
+            if set(device.loras) != set(before):
+                told.append((device.worker_id, tuple(sorted(device.loras))))
+        return tuple(told)
 
     def make_room(self, device: Device, demand: RankDemand) -> int:
         """Evict replicas until those of a plan fit.

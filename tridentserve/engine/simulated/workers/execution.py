@@ -325,8 +325,9 @@ class Executor:
         self._recorder.counts.yields += run.num_steps is not None
         self._record(run, "finished" if run.num_steps is None else "yielded")
         self._leave(run)
+        loras = self._devices.hold_loras(run, self._options.held_loras) if Stage.DIFFUSE in run.plan.stages else ()
         num_steps = run.num_steps if run.plan.takes_over is None else run.steps_done
-        self._report(run, ev.StageFinished(plan_id, run.spans, num_steps))
+        self._report(run, ev.StageFinished(plan_id, run.spans, num_steps, loras))
 
     def _report(self, run: PlanRun, event: ev.Event) -> None:
         """Report the end of a plan to the scheduler. Its workers continue meanwhile."""
