@@ -68,6 +68,9 @@ class RequestSpec:
     """Name of the LoRA. Only requests with the same one share forward passes of D."""
     alone: bool = False
     """It shares no forward pass, because a batch that it was in has failed."""
+    whole: bool = False
+    """All its steps run in one plan of D, which other requests do not share, and which is stopped only for good: the
+    stock pipeline of its model is called as a whole."""
     priority: int = 0
     """Requests of a higher priority go first where the policy weighs requests."""
     on_late: OnLate = "wait"
@@ -91,7 +94,7 @@ class RequestSpec:
     @property
     def batch_key(self) -> BatchKey:
         """Equal for requests of one model and size that may be in a batch together."""
-        return self.lora, self.quality, self.request_id if self.alone else None
+        return self.lora, self.quality, self.request_id if self.alone or self.whole else None
 
 
 @dataclass(frozen=True, slots=True)

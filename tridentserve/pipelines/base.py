@@ -72,8 +72,9 @@ class PipelineAdapter(ABC):
         have the same `batch_key`."""
 
     @abstractmethod
-    def drop_lora(self) -> None:
-        """Free the memory of the LoRA that steps used last. The next step with a LoRA loads its file again."""
+    def end_steps(self) -> None:
+        """Free what steps keep beside the states of requests: the LoRA that was used last, whose file the next step
+        with a LoRA loads again, and a stock pipeline's call that waits for its next step."""
 
     @abstractmethod
     def batch_key(self, state: DenoisingState) -> Hashable:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tridentserve.errors import ProfileError
 from tridentserve.plans import DispatchPlan, PlanMember, Replica
@@ -104,6 +105,8 @@ class AssignmentRunner:
         self, assignment: Assignment, requests: list[Request], now_s: float
     ) -> tuple[Run, list[tuple[Leg, float]]]:
         """The run, and the seconds of its legs after D. Raises `ProfileError` where those of any leg are not known."""
+        if requests[0].spec.whole:
+            assignment = _make_whole(assignment)
         left = min(request.steps_left for request in requests)
         num_steps = left if assignment.num_steps is None else min(assignment.num_steps, left)
         finishing = sum(request.steps_left == num_steps for request in requests)
@@ -222,3 +225,8 @@ class AssignmentRunner:
         latency_s = now_s - request.arrival_s
         verdict = "in time" if latency_s <= request.slo_s else f"late by {latency_s - request.slo_s:.2f} s"
         return ev.Finish(request.spec.request_id, latency_s, request.slo_s, verdict)
+
+
+def _make_whole(assignment: Assignment) -> Assignment:
+    """The assignment with all steps of D, and C behind them, whatever a policy that counts on segments has decided."""
+    return replace(assignment, num_steps=None, decode=assignment.decode or assignment.diffuse[:1])

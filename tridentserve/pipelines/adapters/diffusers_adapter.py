@@ -134,7 +134,7 @@ class DiffusersAdapter(PipelineAdapter):
                 self._step_together(requests, rows)
             return [request.make_state(n) for request in requests]
 
-    def drop_lora(self) -> None:
+    def end_steps(self) -> None:
         self.loras.drop()
 
     def batch_key(self, state: DenoisingState) -> Hashable:

@@ -124,7 +124,7 @@ class StageExecutor:
                         try:
                             _run_diffuse(plan, Denoising(plan, adapter, group, control), inputs, execution)
                         finally:
-                            adapter.drop_lora()
+                            adapter.end_steps()
                     case Stage.DECODE:
                         _run_decode(plan, Decoding(plan, adapter, group), inputs, execution, control, frugal)
             if execution.stopped:
