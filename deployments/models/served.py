@@ -212,7 +212,8 @@ class ServedModel:
 
 
 def describe_lacks(model: ModelArgs) -> str | None:
-    """What a model that is served whole lacks, in a sentence; None for one of a family. Raises `ModelFolderError`."""
+    """A sentence about what a model that is served whole lacks; None for one of a family. Raises
+    `ModelFolderError`."""
     family = find_family(model)
     if not family.whole:
         return None

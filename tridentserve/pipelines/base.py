@@ -45,6 +45,9 @@ class PipelineAdapter(ABC):
     """
 
     family: ClassVar[str]
+    is_rebuilt: ClassVar[bool] = False
+    """True where nothing is known of the models: they may keep tensors in lists, and make some while they run. Their
+    structure is then made anew for each load of weights."""
     step_cache: StepCache = StepCache()
     """Limits of requests whose steps need not all be computed."""
 

@@ -129,7 +129,7 @@ def test_videos_are_those_of_the_stock_pipeline(whole: Service) -> None:
     wait_until(ended, "the video is made")
     assert job["status"] == "completed", job
     content = http.get(f"{whole.url}/v1/videos/{job['id']}/content").content
-    with av.open(io.BytesIO(content)) as video:
+    with av.open(io.BytesIO(content), "r") as video:
         frames = np.stack([frame.to_ndarray(format="rgb24") for frame in video.decode(video=0)])
     inputs = make_inputs(Shape(64, 64, 9), 3)
     (expected,) = make_stock_pixels(Path(whole.args["models"][1]["path"]), inputs, num_frames=9)

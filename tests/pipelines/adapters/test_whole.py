@@ -13,11 +13,14 @@ import torch
 from numpy.typing import NDArray
 
 from tests.pipelines.whole_models import WHOLE_MODELS, make_stock_pixels, whole_folder
+from tridentserve.engine.live.messages import ModelSource
+from tridentserve.engine.live.weights.host_copies import HostCopies
 from tridentserve.errors import InvalidRequestError, ModelFolderError, WorkerError
 from tridentserve.models.model_folder import detect_family, stage_weights_bytes
 from tridentserve.pipelines import DenoisingState, PipelineAdapter, load_adapter, weights
 from tridentserve.pipelines.adapters.whole import WholeAdapter
 from tridentserve.pipelines.encoder_memo import install_memo
+from tridentserve.plans import Replica
 from tridentserve.requests import GenerationInputs, Shape
 from tridentserve.stages import Stage
 
@@ -83,21 +86,22 @@ def test_pixels_are_those_of_the_stock_pipeline(folder: Folder, name: str) -> No
 
 @pytest.mark.families
 @pytest.mark.parametrize("name", WHOLE_MODELS)
-def test_all_weights_are_in_d_and_can_leave_it_and_come_back(folder: Folder, name: str) -> None:
+def test_all_weights_are_in_d_and_come_from_a_host_copy(folder: Folder, name: str, tmp_path: Path) -> None:
     held = stage_weights_bytes(folder(name))
     assert (held[Stage.ENCODE], held[Stage.DECODE]) == (0, 0)
-    real, bare = (
-        load_adapter(folder(name), frozenset({Stage.DIFFUSE}), weights=has_weights) for has_weights in (True, False)
-    )
-    tensors = weights.named_tensors(real)
-    if name != "animate_diff":  # its U-Net has a copy of the motion adapter
-        assert sum(tensor.nbytes for tensor in tensors.values()) >= held[Stage.DIFFUSE] > 100_000
-    weights.attach(bare, tensors)
-    inputs = make_inputs(name)
-    made = [adapter.latents(adapter.step(adapter.prepare({}, inputs), 3))["pixels"] for adapter in (real, bare)]
-    assert torch.equal(*made)
-    weights.detach(bare)
-    assert not install_memo(bare).num_bytes
+    host = HostCopies(tmp_path, {name: ModelSource(name, folder(name))}, torch.device("cpu"))
+    copies = {stage: host.get(Replica(name, stage)) for stage in Stage}
+    assert copies[Stage.DIFFUSE].layout.nbytes >= held[Stage.DIFFUSE] > 100_000
+    adapters = {stage: load_adapter(folder(name), frozenset({stage}), weights=False) for stage in Stage}
+    for stage, copied in copies.items():
+        weights.attach(adapters[stage], copied.tensors(copied.buffer))
+    inputs, diffuse = make_inputs(name), adapters[Stage.DIFFUSE]
+    state = diffuse.step(diffuse.prepare({}, inputs), 3)
+    pixels = adapters[Stage.DECODE].decode(diffuse.latents(state), inputs)
+    assert np.array_equal(pixels, make_stock_pixels(folder(name), inputs, **ARGUMENTS.get(name, {})))
+    weights.detach(diffuse)
+    assert all(tensor.is_meta for tensor in weights.named_tensors(diffuse).values())
+    assert not install_memo(diffuse).num_bytes
 
 
 @pytest.mark.families

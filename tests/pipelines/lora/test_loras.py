@@ -120,7 +120,7 @@ def test_it_leaves_memory_and_comes_back(copied: Model) -> None:
     adapter = load_adapter(folder, frozenset({Stage.DIFFUSE}))
     state = adapter.step(start(folder, make_inputs(lora="style")))
     assert adapter.loras._held is not None  # type: ignore[attr-defined]
-    adapter.drop_lora()
+    adapter.end_steps()
     assert adapter.loras._held is None  # type: ignore[attr-defined]
     latents = adapter.step(state, 2).tensors["latents"]
     assert torch.equal(latents, final_latents(folder, make_inputs(lora="style")))

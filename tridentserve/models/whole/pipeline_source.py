@@ -97,11 +97,11 @@ def _read_literal(node: ast.expr) -> Any:
 def _list_size_multiples(node: ast.ClassDef) -> Iterator[int]:
     """The numbers of which the class asks whether a height is a multiple."""
     for each in ast.walk(node):
-        is_rest = isinstance(each, ast.BinOp) and isinstance(each.op, ast.Mod)
-        if is_rest and isinstance(each.left, ast.Name) and each.left.id == "height":
-            multiple = _estimate_value(each.right)
-            if multiple is not None and multiple > 1:
-                yield multiple
+        match each:
+            case ast.BinOp(left=ast.Name(id="height"), op=ast.Mod(), right=divisor):
+                multiple = _estimate_value(divisor)
+                if multiple is not None and multiple > 1:
+                    yield multiple
 
 
 def _estimate_value(node: ast.expr) -> int | None:

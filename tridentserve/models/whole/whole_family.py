@@ -15,7 +15,7 @@ from tridentserve.stages import Stage
 
 # The name of the adapter's module.
 WHOLE = "whole"
-# What families have, and a model that is served whole has not.
+# Abilities of families that a model which is served whole has not.
 LACKS = (
     "sequence parallelism",
     "stages on workers of their own",

@@ -36,7 +36,8 @@ class SteppedCall(Generic[Result]):
         if self._results or (self._done >= share and share < 1):
             return
         if self._thread is None:
-            device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+            is_on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+            device = torch.cuda.current_device() if is_on_gpu else None
             context = contextvars.copy_context()
             # A process that ends does not wait for it.
             self._thread = threading.Thread(target=context.run, args=(self._run, device), daemon=True)
@@ -49,7 +50,7 @@ class SteppedCall(Generic[Result]):
 
     @property
     def result(self) -> Result:
-        """What the call returned, when all of it is done."""
+        """The value that the call has returned; there is one when all of its work is done."""
         return self._results[0]
 
     def end(self) -> None:

@@ -41,9 +41,10 @@ class WholeAdapter(PipelineAdapter):
     """A pipeline that is called as a whole. `pipe` is None where D was not loaded."""
 
     family: ClassVar[str] = WHOLE
+    is_rebuilt: ClassVar[bool] = True
 
     def __init__(self, pipe: Any, stages: frozenset[Stage], device: torch.device, described: Family) -> None:
-        self.pipe = pipe if pipe is not None else SimpleNamespace(components={})
+        self.pipe: Any = pipe if pipe is not None else SimpleNamespace(components={})
         self.stages = stages
         self.device = device
         self.size_multiple = described.size_multiple
@@ -118,7 +119,7 @@ class WholeAdapter(PipelineAdapter):
         self._calls.clear()
 
     def batch_key(self, state: DenoisingState) -> Hashable:
-        return state.values[_CALL]
+        return int(state.values[_CALL])
 
     def sketch(self, before: torch.Tensor, state: DenoisingState) -> torch.Tensor:
         self._refuse_sketches()
