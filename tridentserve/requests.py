@@ -70,6 +70,9 @@ class RequestSpec:
     """The LoRAs by `LoraFile.key`. Workers that hold them come before others; batches may have several."""
     alone: bool = False
     """It shares no forward pass, because a batch that it was in has failed."""
+    whole: bool = False
+    """All its steps run in one plan of D, which other requests do not share, and which is stopped only for good: the
+    stock pipeline of its model is called as a whole."""
     priority: int = 0
     """Requests of a higher priority go first where the policy weighs requests."""
     on_late: OnLate = "wait"
@@ -93,7 +96,7 @@ class RequestSpec:
     @property
     def batch_key(self) -> BatchKey:
         """Equal for requests of one model and size that may be in a batch together."""
-        return self.quality, self.request_id if self.alone else None
+        return self.quality, self.request_id if self.alone or self.whole else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from tridentserve.protocols import StageTimes
 from tridentserve.requests import RequestSpec
 from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE
 from tridentserve.scheduling.estimation.request_work import estimate_work
+from tridentserve.stages import Stage
 
 # The placement at the start knows this much of a trace: no service knows what comes later.
 KNOWN_S = 60.0
@@ -156,9 +157,15 @@ def set_deadlines(
 ) -> list[TimedRequest]:
     """The trace with an SLO on every request: its own, else `slo_scale` times its latency at the optimal degrees
     (section 8.1; without one `DEFAULT_SLO_SCALE`), by the profile as it stands: so all policies meet the same
-    deadlines, whatever they learn."""
+    deadlines, whatever they learn. The profile also tells which models are served whole: E and C of no other are
+    without weights."""
     scale = DEFAULT_SLO_SCALE if slo_scale is None else slo_scale
-    return [(arrival_s, _set_slo(spec, times, scale)) for arrival_s, spec in arrivals]
+    whole = {name: _is_whole(times, name) for name in {spec.model for _, spec in arrivals}}
+    return [(arrival_s, replace(_set_slo(spec, times, scale), whole=whole[spec.model])) for arrival_s, spec in arrivals]
+
+
+def _is_whole(times: StageTimes, model: str) -> bool:
+    return not any(times.weights_bytes(model, stage) for stage in (Stage.ENCODE, Stage.DECODE))
 
 
 def _set_slo(spec: RequestSpec, times: StageTimes, scale: float) -> RequestSpec:

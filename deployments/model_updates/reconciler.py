@@ -18,6 +18,7 @@ from deployments.model_updates.catalogue import CataloguePublisher
 from deployments.model_updates.change import KnownModel, build_known_model, find_refusals, plan_interim_placement
 from deployments.model_updates.lora_changes import LoraChanges
 from deployments.model_updates.lora_registry import LoraRegistry
+from deployments.models.served import describe_lacks
 from deployments.models.sources import find_model_source
 from profiler import CostModel
 from tridentserve.cluster import WorkerSpec
@@ -180,6 +181,8 @@ class ModelReconciler:
         try:
             for model in models:
                 logger.info("loading %s", model.name)
+                if (lacks := describe_lacks(model)) is not None:
+                    logger.warning(lacks)
                 await self._changes.prepare(await asyncio.to_thread(find_model_source, model, args.cache_dir))
         except BaseException:
             for model in models:

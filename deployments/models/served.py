@@ -13,6 +13,7 @@ from tridentserve.models.families import FAMILIES
 from tridentserve.models.family import Family
 from tridentserve.models.lora_files import LoraFile, list_loras
 from tridentserve.models.model_folder import MODEL_INDEX, detect_family, read_json
+from tridentserve.models.whole.whole_family import LACKS
 from tridentserve.requests import Quality, Shape
 
 _DEFAULT_SIDE = 1024
@@ -144,7 +145,8 @@ class ServedModel:
     @property
     def default_side(self) -> int:
         """Width and height in pixels for a request that names no size, where the limits allow it."""
-        return self.choose_side_near(self.defaults.side or _DEFAULT_SIDE)
+        trained = self.family.default_shape
+        return self.choose_side_near(self.defaults.side or (_DEFAULT_SIDE if trained is None else trained.height))
 
     def choose_side_near(self, side: int) -> int:
         """Width and height of the allowed square that is nearest to `side` from below, else of the smallest."""
@@ -200,6 +202,7 @@ class ServedModel:
             size = {"size": "auto" if self.takes_image else f"{self.default_side}x{self.default_side}"}
         return {
             "family": self.family.name,
+            **({"pipeline": self.family.pipeline_class, "lacks": list(LACKS)} if self.family.whole else {}),
             "input_modalities": ["text", "image"] if self.takes_image else ["text"],
             "output_modality": "video" if self.makes_videos else "image",
             "loras": [lora.name for lora in self.loras],
@@ -210,6 +213,18 @@ class ServedModel:
                 "guidance_scale": self.default_guidance_scale,
             },
         }
+
+
+def describe_lacks(model: ModelArgs) -> str | None:
+    """A sentence about what a model that is served whole lacks; None for one of a family. Raises
+    `ModelFolderError`."""
+    family = find_family(model)
+    if not family.whole:
+        return None
+    return (
+        f"{model.name} is of the class {family.pipeline_class}, which is no family here: its requests run whole on one "
+        f"worker, without {', '.join(LACKS[:-1])} and {LACKS[-1]} (docs/models.md)"
+    )
 
 
 def build_served_models(models: list[ModelArgs]) -> Mapping[str, ServedModel]:

@@ -15,11 +15,11 @@ _PLAIN_QUALITIES = frozenset({"auto", "exact"})
 
 def list_ignored(request: GenerationRequest, model: ServedModel, streams: bool) -> tuple[str, ...]:
     """List the fields that only other servers know, those that have no meaning here or for `model`, and those about
-    previews unless the answer `streams`."""
+    previews unless the answer `streams` and the model has them."""
     defaults = type(request).model_fields
     sent = {name for name in request.model_fields_set if getattr(request, name) != defaults[name].default}
     without_effect = {name for name in _OF_SOME_MODELS if name not in model.own_fields}
-    if not streams:
+    if not streams or model.family.whole:
         without_effect.update(_OF_PREVIEWS)
     without_effect.update(name for name in _OF_OPENAI if name in request.model_fields_set)
     if not _has_effect_by_quality(request, model):

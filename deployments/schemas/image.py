@@ -324,7 +324,7 @@ def build_request(
 ) -> tuple[RequestSpec, GenerationInputs]:
     """A checked request as the scheduler and workers get it. `new_id` is its id unless it has its own."""
     steps = request.num_inference_steps or model.default_steps
-    guidance_scale, own = request.guidance_scale, model.own_fields
+    guidance_scale, own, interval_ms = request.guidance_scale, model.own_fields, request.preview_interval_ms
     if "true_cfg_scale" in own and request.true_cfg_scale is not None:
         guidance_scale = request.true_cfg_scale
     quality, loras = model.choose_quality(request.quality), find_uses(request.lora, request.loras, model)
@@ -340,6 +340,7 @@ def build_request(
         on_late=request.on_late,
         quality=quality,
         cheaper_quality="fast" if model.caches_steps else None,
+        whole=model.family.whole,
     )
     inputs = GenerationInputs(
         prompt=request.prompt,
@@ -353,8 +354,8 @@ def build_request(
         guidance_scale_2=request.guidance_scale_2 if "guidance_scale_2" in own else None,
         flow_shift=request.flow_shift if "flow_shift" in own else None,
         quality=quality,
-        partial_images=request.partial_images,
-        preview_interval_s=None if request.preview_interval_ms is None else request.preview_interval_ms / 1000,
+        partial_images=0 if model.family.whole else request.partial_images,
+        preview_interval_s=None if model.family.whole or interval_ms is None else interval_ms / 1000,
         seed_drawn=request.seed is None,
         id_drawn=request.request_id is None,
     )
@@ -369,6 +370,14 @@ def check_limits(request: GenerationRequest, model: ServedModel) -> None:
     for name, text in (("prompt", request.prompt), ("negative_prompt", request.negative_prompt)):
         if len(text) > limits.max_prompt_chars:
             raise InvalidRequestError(f"{name}: has more than {limits.max_prompt_chars} characters", name)
+    asked = {
+        "negative_prompt": bool(request.negative_prompt),
+        "guidance_scale": request.guidance_scale is not None,
+        "n": request.num_outputs > 1,
+    }
+    for name in sorted(model.family.absent_fields):
+        if asked[name]:
+            raise InvalidRequestError(f"{name}: the pipeline of this model does not take it", name)
     find_uses(request.lora, request.loras, model)
 
 

@@ -19,6 +19,7 @@ from deployments.assembly.workers import make_worker_configs
 from deployments.config.app import AppArgs
 from deployments.model_updates.reconciler import ModelReconciler
 from deployments.models.hub_models import HubModels
+from deployments.models.served import describe_lacks
 from deployments.models.sources import find_model_source
 from deployments.preparation.profiling import measure_unprofiled
 from deployments.preparation.worker_memory import settle_memory
@@ -47,6 +48,8 @@ async def start_engine(args: AppArgs, gpus_per_worker: float, prefix: str = "") 
     specs = list_workers(args, nodes, prefix)
     await measure_unprofiled(args, _list_seats(args, gpus_per_worker, group))
     sources, times = await asyncio.to_thread(_find_model_sources, args), make_service_times(args, specs)
+    for lacks in filter(None, map(describe_lacks, args.models)):
+        logger.warning(lacks)
     for line in describe_shares(times):
         logger.info(line)
     planners, options = assemble_service(args, times, specs), make_service_options(args)

@@ -263,6 +263,8 @@ class Assigner:
         )
 
     def _cut_segment(self, candidate: Candidate, work: Work) -> _Segment:
+        if work.whole:
+            return _Segment(candidate.diffuse_s, None)
         key = (candidate.diffuse_s, work.num_steps)
         if (segment := self._segments.get(key)) is None:
             step_s = candidate.diffuse_s / max(1, work.num_steps)

@@ -25,12 +25,14 @@ class Work(NamedTuple):
     """The weight that the requests have by their priority."""
     step_share: float = 1.0
     """See `RequestSpec.step_share`."""
+    whole: bool = False
+    """See `RequestSpec.whole`."""
 
     @classmethod
     def from_spec(cls, spec: RequestSpec) -> Work:
         steps = spec.num_inference_steps
-        key = spec.batch_key
-        return cls(spec.model, spec.shape, spec.num_outputs, steps, True, 1, key, spec.weight, spec.step_share)
+        key, share = spec.batch_key, spec.step_share
+        return cls(spec.model, spec.shape, spec.num_outputs, steps, True, 1, key, spec.weight, share, spec.whole)
 
     @classmethod
     def from_pending(cls, pending: PendingRequest) -> Work:
@@ -38,7 +40,8 @@ class Work(NamedTuple):
         spec = pending.spec
         num_steps = max(spec.num_inference_steps - pending.steps_done, 0)
         encode, key = not pending.encoded, spec.batch_key
-        return cls(spec.model, spec.shape, spec.num_outputs, num_steps, encode, 1, key, spec.weight, spec.step_share)
+        common = (spec.model, spec.shape, spec.num_outputs)
+        return cls(*common, num_steps, encode, 1, key, spec.weight, spec.step_share, spec.whole)
 
     def count_outputs_at_once(self, stage: Stage) -> int:
         """The number of outputs that a call of a stage makes: a batch is decoded one member after the other."""

@@ -104,7 +104,7 @@ class ReservedTick(NamedTuple):
 def compute_held_seconds(work: Work, candidate: Candidate, segment_s: float) -> float:
     """Seconds for which a group's workers cannot be had once it runs: a segment, or C where that is longer."""
     step_s = candidate.diffuse_s / max(1, work.num_steps)
-    segment_s = max(step_s, min(segment_s, candidate.diffuse_s))
+    segment_s = candidate.diffuse_s if work.whole else max(step_s, min(segment_s, candidate.diffuse_s))
     return max(segment_s, candidate.decode_s) if candidate.decodes_there else segment_s
 
 

@@ -96,6 +96,8 @@ def check_measurable(source: Source, sweep: Sweep) -> None:
     degrees = [*sweep.degrees, *sweep.decode_degrees]
     if any(degree < 1 or degree & (degree - 1) for degree in degrees):
         raise ProfileError(f"degrees are {degrees}; they must be powers of two")
+    if family.whole and max(degrees) > 1:
+        raise ProfileError(f"{family.pipeline_class} is served whole, on one worker; measure no other degree than 1")
     if max(sweep.degrees) > 2 and not family.shares_tokens:
         raise ProfileError(f"{family.name} gains nothing beyond degree 2, one worker for each pass; measure no other")
     # A number that is none would be noticed only when the model is loaded, which takes minutes where it is large.

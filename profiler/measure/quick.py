@@ -65,7 +65,7 @@ def measure_quickly(
         return measure(source, model, Sweep(shapes, degrees), options, note, _log_skip, known, budget.admit)
 
     table = run((1,), None)
-    if len(degrees) > 1 and budget.left_s > _WIDE_SHARE * budget_s:
+    if len(degrees) > 1 and not family.whole and budget.left_s > _WIDE_SHARE * budget_s:
         try:
             table = run(degrees, table)
         except (ProfileError, RuntimeError) as error:

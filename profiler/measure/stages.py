@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import io
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,12 +21,14 @@ from PIL import Image
 from profiler.measure.memory import measure_peak_bytes
 from profiler.measure.random_weights import make_random_adapter
 from tridentserve.device import find_device, free_cached_memory
+from tridentserve.models.family import Family
 from tridentserve.models.kernels import Kernels
 from tridentserve.models.model_folder import detect_family, read_family
 from tridentserve.models.number_formats import NumberFormat, NumberFormats, find_formats
 from tridentserve.parallel import connect_store, make_group, sequence_parallel
 from tridentserve.parallel.groups import SequenceGroup
 from tridentserve.pipelines import PipelineAdapter, kernels, load_adapter
+from tridentserve.pipelines.adapters.whole import WholeAdapter
 from tridentserve.requests import GenerationInputs, Shape
 from tridentserve.stages import Stage
 
@@ -182,6 +185,8 @@ def sample_diffuse(
     Every step begins with the agreement to continue, as it does when a worker runs a plan.
     """
     adapter, device = _load_adapter(source, Stage.DIFFUSE), torch.device(source.device)
+    if isinstance(adapter, WholeAdapter):
+        return _sample_whole(adapter, replace(inputs, num_outputs=batch), detect_family(source.folder), device)
     with _join_group(member, device) as group, sequence_parallel(group):
         states = [adapter.prepare(safetensors.torch.load(condition), inputs) for _ in range(batch)]
 
@@ -197,6 +202,30 @@ def sample_diffuse(
         }
         peak = measure_peak_bytes(step, held, device)
         return Sample(*timed, peak, sum(_count_bytes(adapter.latents(state)) for state in states))
+
+
+def _sample_whole(adapter: WholeAdapter, inputs: GenerationInputs, family: Family, device: torch.device) -> Sample:
+    """A denoising step of a request for `inputs.num_outputs` that is served whole, with the part of what comes before
+    the first step and after the last one that a step has in a request of the default number of steps."""
+    marks_s: list[float] = []
+
+    def mark(share: float = 0.0) -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        marks_s.append(time.perf_counter())
+
+    short = replace(inputs, num_inference_steps=WARM_UP)
+    peak = measure_peak_bytes(lambda: adapter.generate(short, lambda share: None), {}, device)  # it warms up, too
+    mark()
+    pixels = adapter.generate(inputs, mark)
+    mark()
+    first_s, *steps_s, last_s = (end_s - begin_s for begin_s, end_s in itertools.pairwise(marks_s))
+    # Some schedulers run the model twice for each step, and some once more in all.
+    runs = max(1, round((len(steps_s) + 1) / inputs.num_inference_steps))
+    run_s = statistics.median(steps_s or [first_s])
+    around_s = max(0.0, first_s - run_s) + last_s
+    spread = (max(steps_s) - min(steps_s)) / run_s if steps_s else 0.0
+    return Sample(runs * run_s + around_s / family.default_steps, spread, peak, pixels.nbytes)
 
 
 def count_steps(repeats: int) -> int:

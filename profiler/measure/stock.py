@@ -30,8 +30,12 @@ class StockPipeline:
     """A stock pipeline with its text encoders and the denoising models of an adapter; its VAE is not used."""
 
     def __init__(self, source: Source, denoiser: PipelineAdapter) -> None:
-        """Raises `ProfileError` for a family that starts from an image."""
+        """Raises `ProfileError` for a family that starts from an image, and for a pipeline that is served whole."""
         family = detect_family(source.folder)
+        if family.whole:
+            raise ProfileError(
+                f"a {family.pipeline_class} is served as its stock pipeline, which nothing compares with"
+            )
         if family.takes_image:
             raise ProfileError(f"the stock pipeline of {family.name} starts from an image and is not timed here")
         self._source = source

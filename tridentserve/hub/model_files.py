@@ -39,7 +39,8 @@ def choose_files(names: Collection[str], index: Mapping[str, Any], family: Famil
         library = entry[0] if isinstance(entry, list) and entry else None
         if not isinstance(library, str):  # an optional component that this model does not have
             continue
-        stem = find_weights_stem(component, library)
+        own_names = [name.rpartition("/")[2] for name in _list_directory(component, names)]
+        stem = find_weights_stem(component, library, own_names)
         own_index = f"{component}/{stem}{INDEX_SUFFIX}"
         settings += sorted(
             name

@@ -75,6 +75,11 @@ class Family:
     """The shape of a video whose request names none."""
     default_fps: int | None = None
     """Frames per second of a video whose request names none."""
+    whole: bool = False
+    """True where the stock pipeline is called as a whole, in D, on one worker. Such a request is not stopped between
+    steps to go on later, and shares its steps with no other. E and C only pass on what they get."""
+    absent_fields: frozenset[str] = frozenset()
+    """The fields of a request that the pipeline has no parameter for. Others are refused where it is served whole."""
     one_size: bool = False
     """True where some models of the family make videos of one size only: then `default_shape` is the default for
     input images of all proportions. Otherwise the default follows the proportions of the input image."""

@@ -9,15 +9,16 @@ import json
 import math
 import operator
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tridentserve.errors import ConfigError, ModelFolderError
-from tridentserve.models.families import FAMILIES, find_family
+from tridentserve.models.families import find_family
 from tridentserve.models.family import Family
 from tridentserve.models.number_formats import ELEMENT_BYTES, VAE, NumberFormat, has_weights
+from tridentserve.models.whole.whole_family import describe_whole_family, with_trained_size
 from tridentserve.stages import Stage
 
 MODEL_INDEX = "model_index.json"
@@ -43,6 +44,8 @@ _NOT_STEP_BY_STEP = frozenset(
 )
 # The safetensors format's own limit for a header.
 _MAX_HEADER_BYTES = 100_000_000
+# The names of the denoising models whose configs say which size a model served whole was trained for.
+_DENOISERS = ("unet", "transformer")
 _FLOATING_DTYPES = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
 
 
@@ -69,6 +72,10 @@ def detect_family(folder: Path) -> Family:
     a config that determines the multiple is missing or makes no sense.
     """
     family = read_family(folder)
+    if family.whole:
+        configs = (folder / denoiser / "config.json" for denoiser in _DENOISERS)
+        found = next((path for path in configs if path.is_file()), None)
+        return family if found is None else with_trained_size(family, read_json(found))
     if not family.size_factors:
         return family
     return replace(
@@ -79,15 +86,9 @@ def detect_family(folder: Path) -> Family:
 def read_family(folder: Path) -> Family:
     """The family by model_index.json alone, with the `size_multiple` that most of its models have. Raises
     `ModelFolderError`."""
-    class_name = str(read_json(folder / MODEL_INDEX).get("_class_name"))
-    family = find_family(class_name)
-    if family is None:
-        supported = ", ".join(sorted(family.pipeline_class for family in FAMILIES.values()))
-        raise ModelFolderError(
-            f"{folder / MODEL_INDEX} names the pipeline class {class_name!r}, which is not supported; "
-            f"use a folder of one of: {supported}"
-        )
-    return family
+    index = read_json(folder / MODEL_INDEX)
+    class_name = str(index.get("_class_name"))
+    return find_family(class_name) or describe_whole_family(class_name, index, folder / MODEL_INDEX)
 
 
 def _read_size_factor(folder: Path, component: str, key: str, default: int) -> int:
@@ -119,13 +120,15 @@ def read_component_classes(folder: Path) -> dict[str, tuple[str, str]]:
                 f"{folder / MODEL_INDEX} names no library and class for {name!r} (there: {json.dumps(value)[:80]}), "
                 f"which a {family.pipeline_class} needs; save the whole pipeline again"
             )
-        if library not in _WEIGHT_NAMES:
+        # A pipeline that is served whole may have components whose classes are in its own package of diffusers.
+        if library not in _WEIGHT_NAMES and not (family.whole and library.isidentifier()):
             raise ModelFolderError(
                 f"{folder / MODEL_INDEX} wants {library}.{class_name} for {name!r}; use a folder whose components are "
                 f"classes of {' or '.join(_WEIGHT_NAMES)}"
             )
         classes[name] = (library, class_name)
-    _check_denoising(folder, index, family, classes)
+    if not family.whole:
+        _check_denoising(folder, index, family, classes)
     known = {name for names in family.components.values() for name in names}
     for name in classes:
         reader = name.replace("text_encoder", "tokenizer").replace("image_encoder", "image_processor")
@@ -155,10 +158,13 @@ def _check_denoising(
         )
 
 
-def find_weights_stem(component: str, library: str) -> str | None:
-    """The name without endings of the safetensors files of a component. None for one without weights, which only its
-    name tells from a model, since both libraries have both."""
-    return _WEIGHT_NAMES.get(library) if has_weights(component) else None
+def find_weights_stem(component: str, library: str, names: Collection[str]) -> str | None:
+    """The name without endings of the safetensors files of a component, whose directory has files of these `names`.
+    None for one without weights, which only its name tells from a model, since both libraries have both."""
+    if not has_weights(component):
+        return None
+    there = (stem for stem in _WEIGHT_NAMES.values() if {f"{stem}.safetensors", f"{stem}{INDEX_SUFFIX}"} & set(names))
+    return _WEIGHT_NAMES.get(library) or next(there, _WEIGHT_NAMES["transformers"])
 
 
 def list_weight_files(folder: Path, component: str, library: str) -> tuple[Path, ...]:
@@ -169,7 +175,7 @@ def list_weight_files(folder: Path, component: str, library: str) -> tuple[Path,
     base = folder / component
     if not base.is_dir():
         raise ModelFolderError(f"{base} is missing although {folder / MODEL_INDEX} lists it; copy the whole folder")
-    stem = find_weights_stem(component, library)
+    stem = find_weights_stem(component, library, [path.name for path in base.iterdir()])
     if stem is None:
         return ()
     single, index = base / f"{stem}.safetensors", base / f"{stem}{INDEX_SUFFIX}"

@@ -21,7 +21,8 @@ ELEMENT_BYTES: Mapping[NumberFormat, int] = {"float32": 4, "bfloat16": 2, "float
 COMMON_FORMAT: NumberFormat = "bfloat16"
 # The component that C runs, and E too where it encodes input images. It has one format in both.
 VAE = "vae"
-_WITHOUT_WEIGHTS = ("tokenizer", "processor", "image_processor", "feature_extractor", "scheduler", "guider")
+# Words in the names of components that are no models.
+_WITHOUT_WEIGHTS = ("tokenizer", "processor", "feature_extractor", "scheduler", "guider")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ def _join(words: Sequence[str]) -> str:
 
 def has_weights(component: str) -> bool:
     """True for a component that is a model, by its name in `model_index.json`."""
-    return not component.startswith(_WITHOUT_WEIGHTS)
+    return not any(word in component for word in _WITHOUT_WEIGHTS)
 
 
 def find_formats(family: Family, asked: NumberFormats, device: str) -> dict[str, NumberFormat]:

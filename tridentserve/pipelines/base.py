@@ -46,6 +46,9 @@ class PipelineAdapter(ABC):
     """
 
     family: ClassVar[str]
+    is_rebuilt: ClassVar[bool] = False
+    """True where nothing is known of the models: they may keep tensors in lists, and make some while they run. Their
+    structure is then made anew for each load of weights."""
     step_cache: StepCache = StepCache()
     """Limits of requests whose steps need not all be computed."""
     loras: Loras
@@ -77,6 +80,11 @@ class PipelineAdapter(ABC):
     @abstractmethod
     def hold_loras(self, states: Sequence[DenoisingState]) -> None:
         """Have the LoRAs of some states on the device before their steps, which would read them otherwise."""
+
+    @abstractmethod
+    def end_steps(self) -> None:
+        """Free what steps keep beside the states of requests and LoRAs, such as a stock pipeline's call that waits for
+        its next step."""
 
     @abstractmethod
     def batch_key(self, state: DenoisingState) -> Hashable:

@@ -88,7 +88,8 @@ class EncoderMemo:
 def install_memo(adapter: PipelineAdapter) -> EncoderMemo:
     """Have the text and image encoders of a new adapter remember, once. One without stage E has none."""
     memo, pipe = EncoderMemo(), cast(DiffusersAdapter, adapter).pipe
-    for name in FAMILIES[adapter.family].components[Stage.ENCODE]:
+    family = FAMILIES.get(adapter.family)  # none of a pipeline that is served whole, which has no E of its own
+    for name in family.components[Stage.ENCODE] if family is not None else ():
         encoder = getattr(pipe, name, None)
         if isinstance(encoder, transformers.PreTrainedModel):
             memo.wrap(encoder, name)

@@ -27,13 +27,14 @@ from tridentserve.models.model_folder import (
 )
 from tridentserve.models.number_formats import NumberFormat, NumberFormats, find_formats
 from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
+from tridentserve.pipelines.adapters.whole import WholeAdapter
 from tridentserve.pipelines.base import PipelineAdapter
 from tridentserve.pipelines.lora.lora_layers import Loras
 from tridentserve.pipelines.processors import load_image_text_processor
 from tridentserve.stages import Stage
 
 _LIBRARIES = {"diffusers": diffusers, "transformers": transformers}
-# The class that a component must have, by the beginning of its name.
+# The class that a component must have, by a word in its name.
 _ROLES = {
     "transformer": diffusers.ModelMixin,
     "unet": diffusers.ModelMixin,
@@ -88,14 +89,19 @@ def load_adapter(
         raise ModelFolderError(f"no stage of {folder} was asked for; name at least one of {', '.join(Stage)}")
     family = detect_family(folder)
     target = torch.device(device)
+    if family.whole and Stage.DIFFUSE not in stages:
+        return WholeAdapter(None, stages, target, family)
     formats = formats or find_formats(family, NumberFormats(), device)
     wanted = {component for stage in stages for component in family.components[stage]}
     components = _load_components(folder, family, wanted, target if weights else torch.device("meta"), formats)
     index = read_json(folder / MODEL_INDEX)
-    options = {name: index[name] for name in family.options if name in index}
     try:
         pipeline_class = getattr(diffusers, family.pipeline_class)
+        known = inspect.signature(pipeline_class.__init__).parameters
+        options = {name: index[name] for name in family.options if name in index and name in known}
         pipe = pipeline_class(**_list_unused(pipeline_class, components), **components, **options)
+        if family.whole:
+            return WholeAdapter(pipe, stages, target, family)
         # The module of the family's name holds its adapter.
         module = importlib.import_module(f"tridentserve.pipelines.adapters.{family.name}")
         adapter: type[DiffusersAdapter] = module.ADAPTER
@@ -165,7 +171,7 @@ def _load(
     dtype: torch.dtype = getattr(torch, formats[name])
     # The loading info names missing tensors, which otherwise get random values and only a warning.
     kwargs: dict[str, Any] = {"use_safetensors": True, "dtype": dtype, "output_loading_info": True}
-    if library == "diffusers":
+    if issubclass(component_class, diffusers.ModelMixin):
         # The value is explicit, because the default adds a warning where accelerate is not installed.
         kwargs["low_cpu_mem_usage"] = is_accelerate_available()
     else:
@@ -270,24 +276,24 @@ def _build_on_meta(path: Path, component_class: Any, dtype: torch.dtype) -> torc
 
 
 def _find_component_class(folder: Path, name: str, library: str, class_name: str) -> Any:
-    role = next(role for start, role in _ROLES.items() if name.startswith(start))
+    role = next((role for word, role in _ROLES.items() if word in name), None)
     if role is transformers.PreTrainedTokenizerBase and class_name in _PROCESSORS:
         return transformers.AutoTokenizer
     if role is transformers.ImageProcessingMixin:
         # Pillow's processor gives the same pixels whether or not torchvision, whose resizing differs, is installed.
         class_name = f"{class_name.removesuffix('Pil').removesuffix('Fast')}Pil"
     try:
-        component_class = getattr(_LIBRARIES[library], class_name, None)
-    except ImportError:  # The class has dependencies that are not installed.
+        component_class = getattr(_find_library(library), class_name, None)
+    except (ImportError, AttributeError):  # The class has dependencies that are not installed, or no such library.
         component_class = None
-    if not (isinstance(component_class, type) and issubclass(component_class, role)):
+    if not (isinstance(component_class, type) and issubclass(component_class, role or tuple(_ROLES.values()))):
         raise ModelFolderError(
             f"{folder / 'model_index.json'} wants {library}.{class_name} for {name!r}, which is not known here as a "
-            f"{role.__name__}; use a folder whose components are diffusers and transformers classes of the installed "
-            "versions"
+            f"{role.__name__ if role is not None else 'component'}; use a folder whose components are diffusers and "
+            "transformers classes of the installed versions"
         )
     config = folder / name / "config.json"
-    if role is diffusers.ModelMixin and config.is_file():
+    if issubclass(component_class, diffusers.ModelMixin) and config.is_file():
         # A model of another class would be built at that class's default size before the difference shows.
         saved = read_json(config).get("_class_name", class_name)
         if saved != class_name:
@@ -296,6 +302,12 @@ def _find_component_class(folder: Path, name: str, library: str, class_name: str
                 "copy both again from one model"
             )
     return component_class
+
+
+def _find_library(name: str) -> Any:
+    """A library, or the package of diffusers that has a pipeline with components of its own, such as a safety
+    checker."""
+    return _LIBRARIES[name] if name in _LIBRARIES else getattr(diffusers.pipelines, name)
 
 
 @contextmanager

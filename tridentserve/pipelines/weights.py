@@ -6,7 +6,7 @@ of them from the copy of another process computes nothing again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import torch
@@ -39,14 +39,24 @@ def detach(adapter: PipelineAdapter) -> None:
     attach(adapter, {name: tensor.to("meta") for name, tensor in named_tensors(adapter).items()})
 
 
-def _walk_holders(adapter: PipelineAdapter) -> Iterator[tuple[str, MutableMapping[str, Any], str]]:
-    """Yield each tensor's name, with the dictionary and the key under which its module holds it."""
+def _walk_holders(adapter: PipelineAdapter) -> Iterator[tuple[str, Any, Any]]:
+    """Yield each tensor's name, with the container and the key under which its module holds it."""
     components = cast(DiffusersAdapter, adapter).pipe.components
     for component, model in sorted(components.items()):
         if not isinstance(model, torch.nn.Module):
             continue
         for path, module in model.named_modules():
             for holder in (module._parameters, module._buffers, vars(module)):
-                for attribute, value in holder.items():
-                    if isinstance(value, torch.Tensor):
-                        yield ".".join(filter(None, (component, path, attribute))), holder, attribute
+                for names, container, key in _walk_container(holder, adapter.is_rebuilt):
+                    yield ".".join(filter(None, (component, path, *names))), container, key
+
+
+def _walk_container(container: Any, is_deep: bool) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
+    """Yield the path, the container and the key of each tensor in a dictionary or a list. `is_deep`: also of those in
+    the dictionaries and lists in it, but for what torch keeps of a module (`_parameters` and the like)."""
+    for key, value in list(enumerate(container) if isinstance(container, list) else container.items()):
+        if isinstance(value, torch.Tensor):
+            yield (str(key),), container, key
+        elif is_deep and isinstance(value, dict | list) and not str(key).startswith("_"):
+            for names, inner, inner_key in _walk_container(value, is_deep):
+                yield (str(key), *names), inner, inner_key

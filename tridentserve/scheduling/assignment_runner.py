@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from tridentserve.errors import ProfileError
 from tridentserve.plans import DispatchPlan, PlanMember, Replica
@@ -152,6 +153,8 @@ class AssignmentRunner:
     ) -> tuple[Run, list[tuple[Leg, float]]]:
         """The run, and the seconds of its legs after D. Raises `ProfileError` where those of any leg are not known.
         `inherited`: see `Run.inherited`."""
+        if requests[0].spec.whole:
+            assignment = _make_whole(assignment)
         inherited = inherited or {}
         left_of = [
             request.spec.num_inference_steps - inherited.get(request.spec.request_id, request.steps_done)
@@ -286,3 +289,8 @@ class AssignmentRunner:
         latency_s = now_s - request.arrival_s
         verdict = "in time" if latency_s <= request.slo_s else f"late by {latency_s - request.slo_s:.2f} s"
         return ev.Finish(request.spec.request_id, latency_s, request.slo_s, verdict)
+
+
+def _make_whole(assignment: Assignment) -> Assignment:
+    """The assignment with all steps of D, and C behind them, whatever a policy that counts on segments has decided."""
+    return replace(assignment, num_steps=None, decode=assignment.decode or assignment.diffuse[:1])

@@ -25,9 +25,9 @@ class CheckpointSchedule:
         self._next = 0
 
     def choose_steps(self, run: Run, workers: Collection[WorkerId], leader: WorkerId) -> CheckpointSteps | None:
-        """The steps of a plan after which its states are saved; None when it ends first. Steps that members have done
-        since their last checkpoint, in plans before this one, count."""
-        if self._every_s <= 0 or run.step_s <= 0:
+        """The steps of a plan after which its states are saved; None when it ends first, or has none to save. Steps
+        that members have done since their last checkpoint, in plans before this one, count."""
+        if self._every_s <= 0 or run.step_s <= 0 or run.spec.whole:
             return None
         every = self._every_steps or max(1, round(self._every_s / run.step_s))
         first = max(1, every - max(request.unsaved_steps for request in run.requests))

@@ -207,8 +207,11 @@ class Run:
         self.diffuse_end_s = end_s
 
     def preempt(self) -> bool:
-        """Stop its plan at the next step boundary. False where there is nothing to stop, or nothing to gain."""
+        """Stop its plan at the next step boundary. False where there is nothing to stop, or nothing to gain: what has
+        been done of D would be lost where the stock pipeline is called as a whole."""
         if self.plan is None or self.is_stopping or self.plan.stages == (Stage.DECODE,):
+            return False
+        if self.spec.whole and Stage.DIFFUSE in self.plan.stages:
             return False
         self.yielding = True
         if Stage.DIFFUSE not in self.plan.stages:

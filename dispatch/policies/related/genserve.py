@@ -106,11 +106,10 @@ def _plan_pool(
 
 
 def _is_preemptible(tick: StepTick, pool: int, request: RunningRequest, picker: WorkerPicker) -> bool:
-    """A video in D, on workers of this pool, which could also start there."""
-    in_diffuse = request.stage is Stage.DIFFUSE and request.spec.shape.num_frames > 1
-    return (
-        in_diffuse and picker.holds(request.diffuse[0]) and bool(tick.find_candidates(request.spec, pool, encoded=True))
-    )
+    """A video in D, on workers of this pool, which could also start there, and may be stopped."""
+    spec = request.spec
+    in_diffuse = request.stage is Stage.DIFFUSE and spec.shape.num_frames > 1 and not spec.whole
+    return in_diffuse and picker.holds(request.diffuse[0]) and bool(tick.find_candidates(spec, pool, encoded=True))
 
 
 def _form_batches(tick: StepTick, pool: int, images: Sequence[PendingRequest]) -> list[_Batch]:

@@ -247,10 +247,11 @@ class StepTick:
         reason: str,
         num_steps: int | None = None,
     ) -> Assignment:
-        """`num_steps` steps of each member (None, or too many: as the one with the fewest left has) on these workers.
+        """`num_steps` steps of each member (None, or too many: as the one with the fewest left has; all of one that is
+        not stopped between steps) on these workers.
         `candidate` is of the batch. `expected_finish_s` is the end of the segment, C included when D ends."""
         fewest = min([count_steps_left(member) for member in members])
-        steps = fewest if num_steps is None else min(num_steps, fewest)
+        steps = fewest if num_steps is None or members[0].spec.whole else min(num_steps, fewest)
         encode = None if all(map(_is_encoded, members)) else candidate.encode
         decode = candidate.decode if steps == fewest else None
         left = None if steps == fewest else steps

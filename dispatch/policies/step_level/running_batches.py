@@ -43,10 +43,10 @@ class RunningBatch:
 
 
 def find_running_batches(tick: StepTick, running: Iterable[RunningRequest], picker: WorkerPicker) -> list[RunningBatch]:
-    """The batches in D on workers of this pool, in the order of the view."""
+    """The batches in D on workers of this pool that can be stopped, in the order of the view."""
     together: dict[tuple[WorkerId, ...], list[RunningRequest]] = {}
     for request in running:
-        if request.stage is Stage.DIFFUSE and picker.holds(request.diffuse[0]):
+        if request.stage is Stage.DIFFUSE and not request.spec.whole and picker.holds(request.diffuse[0]):
             together.setdefault(request.diffuse, []).append(request)
     return [
         RunningBatch(tuple(members), tick.kinds[members[0].spec.request_id], any(member.yielding for member in members))

@@ -180,7 +180,7 @@ def test_a_model_folder_shows_its_family(profile: str, tmp_path: Path) -> None:
     assert check_args(args) == []
     index = tmp_path / "model_index.json"
     index.write_text(index.read_text().replace("StableDiffusion3Pipeline", "OtherPipeline"))
-    assert "'OtherPipeline', which is not supported" in check_args(args)[0]
+    assert "'OtherPipeline', which the installed diffusers does not have" in check_args(args)[0]
     index.write_text("{")
     assert check_args(args)[0].startswith("args.models[0].path: ")
 

@@ -35,11 +35,11 @@ class Moment:
 def moments(draw: st.DrawFn) -> Moment:
     specs = cluster(*draw(st.lists(st.integers(2, 5), min_size=2, max_size=3)))
     busy = draw(st.lists(st.sampled_from([spec.worker_id for spec in specs]), unique=True))
-    pending = []
+    pending, whole = [], draw(st.sampled_from((False, False, True)))
     for i in range(draw(st.integers(1, 8))):
         steps, num_outputs = draw(st.sampled_from((4, 20))), draw(st.integers(1, 2))
-        spec = RequestSpec(f"r{i}", "one", draw(st.sampled_from(SHAPES)), steps, num_outputs)
-        done = draw(st.sampled_from((0, 0, 1, 3, steps)))
+        spec = RequestSpec(f"r{i}", "one", draw(st.sampled_from(SHAPES)), steps, num_outputs, whole=whole)
+        done = 0 if whole else draw(st.sampled_from((0, 0, 1, 3, steps)))
         arrival_s, slo_s = draw(st.floats(0, 50)), draw(st.floats(0.01, 100))
         encoded = done > 0 or draw(st.booleans())
         pending.append(PendingRequest(spec, arrival_s, arrival_s + slo_s, done, encoded))
@@ -76,6 +76,9 @@ def test_assignments_can_be_carried_out(name: str, moment: Moment) -> None:
         left = max(member.spec.num_inference_steps - member.steps_done for member in members)
         if assignment.num_steps is None or assignment.num_steps >= left:
             assert assignment.decode
+        if any(member.spec.whole for member in members):
+            assert len(members) == 1
+            assert assignment.num_steps is None
         assert assignment.expected_finish_s >= moment.now_s
         for stage, names in (
             (Stage.ENCODE, assignment.encode),

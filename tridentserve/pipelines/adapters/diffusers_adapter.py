@@ -134,6 +134,9 @@ class DiffusersAdapter(PipelineAdapter):
                 self._step_together(requests, rows)
             return [request.make_state(n) for request in requests]
 
+    def end_steps(self) -> None:
+        """Free nothing: states and LoRAs are all that steps keep."""
+
     def hold_loras(self, states: Sequence[DenoisingState]) -> None:
         self.loras.hold([_read_loras(state) for state in states])
 

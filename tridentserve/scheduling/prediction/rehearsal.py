@@ -221,7 +221,7 @@ class Rehearsal:
         self.starts_s.setdefault(request.name, now_s)
         step_s = request.costs.step_s[degree]
         steps = request.steps
-        if step_s > 0 and steps * step_s > _SECOND_S:
+        if step_s > 0 and steps * step_s > _SECOND_S and not request.whole:
             steps = min(steps, max(1, round(_SECOND_S / step_s), math.ceil(request.steps / _SEGMENTS)))
         seconds = request.costs.denoise_s(degree, steps, request.encodes)
         request.steps -= steps

@@ -40,6 +40,8 @@ class Rehearsed:
     weight: float
     decoders: int
     """The queue of C where D's workers do not hold it."""
+    whole: bool = False
+    """See `RequestSpec.whole`."""
     is_late: bool = False
     """It cannot be in time any more."""
 

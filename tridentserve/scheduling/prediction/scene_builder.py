@@ -227,6 +227,7 @@ class SceneBuilder:
             patience_s=max(0.0, deadline_s - arrival_s),
             weight=spec.weight,
             decoders=place.decoders,
+            whole=spec.whole,
         )
 
     def _find_place(self, model: str) -> _ModelWorkers:

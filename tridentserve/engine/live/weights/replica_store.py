@@ -271,7 +271,10 @@ class ReplicaStore:
         if not done:
             logger.warning("a peer still reads %s: its memory is free later", replica)
         self._memos[replica].clear()
-        await self._on_device(resident.loaded.detach, self._adapters[replica])
+        adapter = self._adapters[replica]
+        await self._on_device(resident.loaded.detach, adapter)
+        if adapter.is_rebuilt:
+            del self._adapters[replica], self._memos[replica]
 
     async def _release_when_unread(self, resident: _Resident) -> None:
         await resident.unread.wait()

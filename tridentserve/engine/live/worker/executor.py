@@ -187,6 +187,7 @@ class StageExecutor:
                     try:
                         self._diffuse(run, Denoising(plan, adapter, group, run.control))
                     finally:
+                        adapter.end_steps()
                         self._replicas.loras.trim()
                 case Stage.DECODE:
                     self._decode(run, Decoding(plan, adapter, group), frugal)

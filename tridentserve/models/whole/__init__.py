@@ -1,0 +1,1 @@
+"""Pipelines of diffusers that no family here describes, which are served whole."""
