@@ -32,12 +32,15 @@ from tridentserve.pipelines.lora.lora_layers import Loras
 from tridentserve.pipelines.processors import load_image_text_processor
 from tridentserve.stages import Stage
 
-_LIBRARIES = {"diffusers": diffusers, "transformers": transformers}
+_LIBRARIES = {"diffusers": diffusers, "transformers": transformers, "ltx2": diffusers.pipelines.ltx2}
 # The class that a component must have, by the beginning of its name.
 _ROLES = {
     "transformer": diffusers.ModelMixin,
     "unet": diffusers.ModelMixin,
     "vae": diffusers.ModelMixin,
+    "audio_vae": diffusers.ModelMixin,
+    "vocoder": diffusers.ModelMixin,
+    "connectors": diffusers.ModelMixin,
     "scheduler": diffusers.SchedulerMixin,
     "text_encoder": transformers.PreTrainedModel,
     "tokenizer": transformers.PreTrainedTokenizerBase,
@@ -165,7 +168,7 @@ def _load(
     dtype: torch.dtype = getattr(torch, formats[name])
     # The loading info names missing tensors, which otherwise get random values and only a warning.
     kwargs: dict[str, Any] = {"use_safetensors": True, "dtype": dtype, "output_loading_info": True}
-    if library == "diffusers":
+    if library != "transformers":
         # The value is explicit, because the default adds a warning where accelerate is not installed.
         kwargs["low_cpu_mem_usage"] = is_accelerate_available()
     else:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from tridentserve.engine.live.transport.parcel import Parcel
 from tridentserve.engine.live.weights.replica_store import ReplicaStore
-from tridentserve.engine.live.worker.decoding import Decoding, Images
+from tridentserve.engine.live.worker.decoding import Decoded, Decoding
 from tridentserve.engine.live.worker.denoising import Denoising, StepControl
 from tridentserve.errors import GroupError
 from tridentserve.parallel import GroupCache, SequenceGroup
@@ -38,9 +38,8 @@ class Execution:
     spans: list[StageSpan] = field(default_factory=list)
     outputs: dict[str, Parcel] = field(default_factory=dict)
     """By request, for the next plan: a condition, a denoising state whose steps are not all done, or final latents."""
-    images: Images = field(default_factory=dict)
-    """By request, from DECODE: uint8 of shape (num_outputs, height, width, 3); for videos (num_outputs, frames, height,
-    width, 3)."""
+    decoded: Decoded = field(default_factory=dict)
+    """By request, from DECODE."""
     stopped: bool = False
     """The plan was stopped on purpose and has no result."""
     paused_after: int | None = None
@@ -133,7 +132,7 @@ class StageExecutor:
                 break
         if not is_leader:
             return Execution(execution.spans)
-        return Execution(execution.spans, stopped=True) if control.stopped and not execution.images else execution
+        return Execution(execution.spans, stopped=True) if control.stopped and not execution.decoded else execution
 
     @staticmethod
     def _encode(
@@ -176,9 +175,9 @@ def _run_decode(
     frugal: bool,
 ) -> None:
     with _time_stage(Stage.DECODE, plan, execution):
-        images = decoding.decode_members(inputs, execution.outputs, control.stopped, in_tiles=frugal)
-    execution.stopped |= images is None
-    execution.outputs, execution.images, execution.tiled = {}, images or {}, decoding.tiled
+        decoded = decoding.decode_members(inputs, execution.outputs, control.stopped, in_tiles=frugal)
+    execution.stopped |= decoded is None
+    execution.outputs, execution.decoded, execution.tiled = {}, decoded or {}, decoding.tiled
 
 
 @contextmanager
