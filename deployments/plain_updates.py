@@ -28,7 +28,7 @@ from tridentserve.engine.live.updates import (
     QueuedUpdate,
     StreamedUpdate,
 )
-from tridentserve.outputs import SoundVideo
+from tridentserve.models.decoded_outputs import SoundVideo
 from tridentserve.plans import StageSpan
 from tridentserve.requests import OutputFormat
 

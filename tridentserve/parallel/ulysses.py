@@ -19,7 +19,7 @@ from tridentserve.parallel.collectives import CollectiveGroup
 from tridentserve.parallel.token_sharding import SharedAttentionCalls, TokenSharding
 
 # Chooses the function of a sharding that computes the attention of a module.
-_Sharing = Callable[[TokenSharding], Callable[..., torch.Tensor]]
+_AttentionChoice = Callable[[TokenSharding], Callable[..., torch.Tensor]]
 _ACTIVE: ContextVar[TokenSharding | None] = ContextVar("sequence_parallel", default=None)
 # Stands for `_ACTIVE` in compiled code, since torch.compile cannot read context variables. Each value has a version of
 # the code.
@@ -169,12 +169,14 @@ def _gather_tokens(text_first: bool, module: torch.nn.Module, args: Any, output:
     return active.gather(active.select_image(output, text_first)) if active else None
 
 
-def _see_all(text_first: bool) -> _Sharing:
-    """The sharing of an attention of all tokens to all tokens."""
+def _see_all(text_first: bool) -> _AttentionChoice:
+    """Choose the attention of all tokens to all tokens."""
     return lambda active: functools.partial(active.compute_attention, text_first=text_first)
 
 
-def _shard_forward(stock: Callable[..., Any], sharing: _Sharing, call_per_sample: bool = False) -> Callable[..., Any]:
+def _shard_forward(
+    stock: Callable[..., Any], sharing: _AttentionChoice, call_per_sample: bool = False
+) -> Callable[..., Any]:
     """Wrap the stock forward of an attention so that in a group its calls of SDPA, one or one per sample, are
     shared."""
 
@@ -183,7 +185,7 @@ def _shard_forward(stock: Callable[..., Any], sharing: _Sharing, call_per_sample
         active = _ACTIVE.get()
         if active is None:
             return stock(*args, **kwargs)
-        with SharedAttentionCalls(sharing(active)) as redirect:
+        with SharedAttentionCalls(choose(active)) as redirect:
             result = stock(*args, **kwargs)
         expected = len((args or (kwargs["hidden_states"],))[0]) if call_per_sample else 1
         if redirect.calls != expected:

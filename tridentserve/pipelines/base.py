@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tridentserve.models.decoded_outputs import DecodedOutputs, Sound
 from tridentserve.models.step_cache import StepCache
-from tridentserve.outputs import DecodedOutputs, Sound
 from tridentserve.requests import GenerationInputs
 
 Tensors = dict[str, torch.Tensor]

@@ -17,6 +17,7 @@ from tests.pipelines.models import (
     decode,
     edit_json,
     final_latents,
+    formats_of,
     load_stage,
     make_inputs,
     start,
@@ -118,6 +119,27 @@ def test_tiles_of_every_width_can_be_decoded(model: Model) -> None:
     whole = decode(model(FAMILY), latents, inputs)
     assert tiled.shape == whole.shape
     assert np.abs(tiled.astype(int) - whole.astype(int)).mean() < 5
+
+
+@pytest.mark.families
+def test_a_single_step_is_refused(model: Model) -> None:
+    """Its noise level, which is the first and the last one, cannot be both."""
+    with pytest.raises(InvalidRequestError, match="this model needs at least 2 steps"):
+        start(model(FAMILY), make_inputs(32, 48, steps=1, variant=FAMILY))
+
+
+@pytest.mark.families
+@pytest.mark.parametrize("changes", [{"num_outputs": 2}, {"guidance_scale": 1.0}], ids=str)
+def test_other_requests_in_bfloat16(model: Model, changes: dict[str, Any]) -> None:
+    """Kernels look at how tensors are stored, which differs from pass to pass."""
+    folder, inputs = model(FAMILY), make_inputs(48, 64, steps=2, variant=FAMILY, **changes)
+    formats = formats_of(folder, "bfloat16")
+    adapter = load_adapter(folder, frozenset(Stage), formats=formats)
+    state = adapter.step(adapter.prepare(adapter.encode(inputs), inputs), inputs.num_inference_steps)
+    latents = adapter.latents(state)
+    assert torch.equal(latents["latents"], stock_result(folder, inputs, "latent", formats))
+    frames = stock_result(folder, inputs, "pil", formats)
+    assert np.array_equal(adapter.decode(latents, inputs), np.stack(frames))
 
 
 @pytest.mark.families

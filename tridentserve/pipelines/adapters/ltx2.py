@@ -19,8 +19,8 @@ import torch
 from diffusers.pipelines.ltx2.pipeline_ltx2 import calculate_shift, rescale_noise_cfg
 
 from tridentserve.errors import InvalidRequestError, ModelFolderError
+from tridentserve.models.decoded_outputs import Sound
 from tridentserve.models.families import FAMILIES
-from tridentserve.outputs import Sound
 from tridentserve.parallel import is_first, ulysses
 from tridentserve.pipelines.adapters.conditions import list_negative_prompts, list_prompts, repeat_rows, split_rows
 from tridentserve.pipelines.adapters.denoising_request import DenoisingRequest
@@ -36,8 +36,8 @@ _MAX_TEXT_TOKENS = 1024
 _TEXTS = ("prompt_embeds", "prompt_embeds_audio", "prompt_embeds_mask")
 # The VAE reflects an image at its edges, for which a row or column beside the outermost one is needed.
 _LEAST_LATENTS = 2
-# The ways in which a pass computes.
-_PLAIN, _PERTURBED, _ISOLATED = range(3)
+# The ways in which a pass computes: without guidance, as one of the two of texts, and as one of the others.
+_SOLE, _OF_TEXTS, _PERTURBED, _ISOLATED = range(4)
 # The stock pipeline's defaults for guidance, but for the guidance scale of the video, which is the request's.
 _AUDIO_SCALE, _PERTURBED_SCALE, _ISOLATED_SCALE, _RESCALE = 7.0, 1.0, 3.0, 0.7
 _PERTURBED_BLOCKS = [28]
@@ -118,6 +118,8 @@ class LTX2Adapter(VideoAdapter):
 
     def _set_timesteps(self, scheduler: Any, latents: torch.Tensor, num_inference_steps: int) -> None:
         config = scheduler.config
+        if num_inference_steps < 2 and config.get("shift_terminal"):  # the first noise level is not the last
+            raise InvalidRequestError("this model needs at least 2 steps", "num_inference_steps")
         mu = calculate_shift(
             latents.shape[1],
             config.get("base_image_seq_len", 1024),
@@ -129,10 +131,10 @@ class LTX2Adapter(VideoAdapter):
         set_shifted_timesteps(scheduler, num_inference_steps, self.device, sigmas, mu)
 
     def _build_rows(self, tensors: Tensors, values: dict[str, Any], num_outputs: int) -> Tensors:
-        ways, texts = [_PLAIN], [0]
+        ways, texts = [_SOLE], [0]
         if len(tensors["prompt_embeds"]) == 2:
             further = [_PERTURBED, _ISOLATED] if self.pipe.transformer.config.perturbed_attn else [_ISOLATED]
-            ways, texts = [_PLAIN, _PLAIN, *further], [0, 1, *(1 for _ in further)]
+            ways, texts = [_OF_TEXTS, _OF_TEXTS, *further], [0, 1, *(1 for _ in further)]
         rows = {name: repeat_rows(tensors[name][texts], num_outputs) for name in _TEXTS}
         for name in ("video_coords", "audio_coords"):
             rows[name] = tensors[name].expand(len(ways), num_outputs, *tensors[name].shape[1:])
@@ -146,7 +148,7 @@ class LTX2Adapter(VideoAdapter):
         sizes = [coords.shape[2], latents.shape[1] - coords.shape[2]]
         video, audio = torch.split(latents.to(transformer.dtype), sizes, dim=1)
         noises = transformer(
-            hidden_states=video.contiguous(),
+            hidden_states=video.contiguous() if way == _OF_TEXTS else _store_by_channel(video),
             audio_hidden_states=audio.contiguous(),
             encoder_hidden_states=rows["prompt_embeds"],
             audio_encoder_hidden_states=rows["prompt_embeds_audio"],
@@ -166,8 +168,9 @@ class LTX2Adapter(VideoAdapter):
     def _guide(self, request: DenoisingRequest, noise: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
         tokens = request.tensors["video_coords"].shape[2]
         sizes, scales = [tokens, noise.shape[2] - tokens], (request.values["guidance_scale"], _AUDIO_SCALE)
-        noises, latents = torch.split(noise, sizes, dim=2), torch.split(request.latents, sizes, dim=1)
-        parts = zip(noises, latents, scales, strict=True)
+        video, audio = torch.split(request.latents, sizes, dim=1)
+        latents = _store_by_channel(video), audio.contiguous()
+        parts = zip(torch.split(noise, sizes, dim=2), latents, scales, strict=True)
         return torch.cat([self._guide_part(request, *part) for part in parts], dim=1)
 
     def _guide_part(
@@ -246,6 +249,12 @@ class LTX2Adapter(VideoAdapter):
         )
         for block, forward in zip(blocks, stock, strict=True):
             block.attn1.forward = _leave_out(forward, block.attn1.forward)
+
+
+def _store_by_channel(tokens: torch.Tensor) -> torch.Tensor:
+    """Store the tokens of a video channel by channel, as the stock pipeline does, which packs latents without moving
+    them: a kernel may sum up in another order what is stored in another one."""
+    return tokens.mT.contiguous().mT
 
 
 def _choose_stride(tile: int, latents: int) -> int:

@@ -13,7 +13,7 @@ from deployments.plain_updates import to_plain
 from tests.pipelines.models import make_inputs
 from tridentserve.engine.live.updates import CompletedUpdate
 from tridentserve.engine.live.worker.output_files import encode_outputs
-from tridentserve.outputs import DecodedOutputs, Sound, SoundVideo
+from tridentserve.models.decoded_outputs import DecodedOutputs, Sound, SoundVideo
 from tridentserve.requests import GenerationInputs
 
 RATE, SECONDS = 24000, 0.5

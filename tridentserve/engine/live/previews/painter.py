@@ -19,7 +19,7 @@ import torch
 
 from tridentserve.engine.live.weights.host_copies import HostCopies
 from tridentserve.engine.live.worker.output_files import encode_outputs
-from tridentserve.outputs import DecodedOutputs
+from tridentserve.models.decoded_outputs import DecodedOutputs
 from tridentserve.pipelines import weights
 from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
 from tridentserve.pipelines.latent_colors import LatentColors, fit_colors

@@ -9,7 +9,7 @@ import torch
 from tridentserve.engine.live.transport.parcel import Parcel
 from tridentserve.errors import HandoffError
 from tridentserve.models.decode_tiles import choose_decode_tile
-from tridentserve.outputs import DecodedOutputs
+from tridentserve.models.decoded_outputs import DecodedOutputs
 from tridentserve.parallel import SequenceGroup, sequence_parallel
 from tridentserve.pipelines.base import PipelineAdapter
 from tridentserve.plans import DispatchPlan

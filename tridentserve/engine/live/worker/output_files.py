@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from tridentserve.errors import TridentServeError
-from tridentserve.outputs import DecodedOutputs, Sound, SoundVideo
+from tridentserve.models.decoded_outputs import DecodedOutputs, Sound, SoundVideo
 from tridentserve.requests import GenerationInputs
 
 # Most clients receive an image once and drop it: speed counts more than the last tenth of its size.
