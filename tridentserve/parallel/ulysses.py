@@ -175,7 +175,7 @@ def _see_all(text_first: bool) -> _AttentionChoice:
 
 
 def _shard_forward(
-    stock: Callable[..., Any], sharing: _AttentionChoice, call_per_sample: bool = False
+    stock: Callable[..., Any], choose: _AttentionChoice, call_per_sample: bool = False
 ) -> Callable[..., Any]:
     """Wrap the stock forward of an attention so that in a group its calls of SDPA, one or one per sample, are
     shared."""
