@@ -10,7 +10,8 @@
      "predicted_s", "reduced_steps", "quality", "skipped_steps"}
 
 A completed video has "videos": [MP4 bytes] or "frames": [(frames, height, width, 3) uint8] instead of "images", and
-"num_frames" and "fps" in addition. A failed request raises an error instead. HTTP answers have the facts of these
+"num_frames" and "fps" in addition. Beside the "frames" of a video with sound stand "sounds": [(channels, samples)
+float32] and "sampling_rate". A failed request raises an error instead. HTTP answers have the facts of these
 dicts, but hold images as base64 (`deployments.http.routes.image_routes`, `deployments.http.sse`) and a video as the
 file itself.
 """
@@ -27,6 +28,7 @@ from tridentserve.engine.live.updates import (
     QueuedUpdate,
     StreamedUpdate,
 )
+from tridentserve.models.decoded_outputs import SoundVideo
 from tridentserve.plans import StageSpan
 from tridentserve.requests import OutputFormat
 
@@ -71,7 +73,7 @@ def _describe_result(update: CompletedUpdate) -> dict[str, Any]:
     return {
         "request_id": update.request_id,
         "model": update.model,
-        _OUTPUT_KEYS[update.output_format]: list(update.outputs),
+        **_describe_outputs(update),
         "seed": update.seed,
         "width": update.shape.width,
         "height": update.shape.height,
@@ -90,6 +92,18 @@ def _describe_result(update: CompletedUpdate) -> dict[str, Any]:
         "quality": update.quality,
         "skipped_steps": update.skipped_steps,
         **video,
+    }
+
+
+def _describe_outputs(update: CompletedUpdate) -> dict[str, Any]:
+    key, outputs = _OUTPUT_KEYS[update.output_format], list(update.outputs)
+    videos = [output for output in outputs if isinstance(output, SoundVideo)]
+    if not videos:
+        return {key: outputs}
+    return {
+        key: [video.frames for video in videos],
+        "sounds": [video.sound.samples for video in videos],
+        "sampling_rate": videos[0].sound.sampling_rate,
     }
 
 

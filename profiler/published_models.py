@@ -30,7 +30,7 @@ class Component:
     """One part of a pipeline: the class that makes it, and its `config.json`."""
 
     library: str
-    """`diffusers` or `transformers`."""
+    """`diffusers` or `transformers`, or the pipeline of diffusers that alone has the class."""
     class_name: str
     config: Mapping[str, Any]
     """Values that differ from the defaults of the class."""

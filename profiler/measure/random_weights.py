@@ -85,7 +85,7 @@ def _cut(name: str, denoiser: Component, most_blocks: int) -> dict[str, Any]:
 def _write_component(folder: Path, component: Component) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     name = _CONFIG_NAMES.get(folder.name, "config.json")
-    named = {"_class_name": component.class_name} if component.library == "diffusers" else {}
+    named = {} if component.library == "transformers" else {"_class_name": component.class_name}
     (folder / name).write_text(json.dumps(named | dict(component.config)))
 
 

@@ -250,8 +250,8 @@ def sample_decode(
     state = diffuse.prepare(safetensors.torch.load(condition), inputs)
     latents = diffuse.latents(replace(state, step=state.num_steps))
     with _join_group(member, device) as group, sequence_parallel(group):
-        timed = _time_run(lambda: adapter.decode(latents, inputs), repeats, device)
-        peak = measure_peak_bytes(lambda: adapter.decode(latents, inputs), latents, device)
+        timed = _time_run(lambda: adapter.decode_outputs(latents, inputs), repeats, device)
+        peak = measure_peak_bytes(lambda: adapter.decode_outputs(latents, inputs), latents, device)
         return Sample(*timed, peak, adapter.decode(latents, inputs).nbytes)
 
 

@@ -14,6 +14,7 @@ from tridentserve.pipelines.tiny.flux2 import build_mistral_tokenizer
 from tridentserve.pipelines.tiny.hunyuan_dit import build_bert_tokenizer
 from tridentserve.pipelines.tiny.hunyuan_video import build_llama_tokenizer
 from tridentserve.pipelines.tiny.hunyuan_video_15 import build_qwen_tokenizer
+from tridentserve.pipelines.tiny.ltx2 import build_gemma_tokenizer
 
 _MAX_WORDS = 2048
 
@@ -51,6 +52,7 @@ _TOKENIZERS: dict[str, Callable[[], Any]] = {
     "UMT5": tiny_parts.build_t5_tokenizer,
     "Llama": build_llama_tokenizer,
     "Mistral3": build_mistral_tokenizer,
+    "Gemma3": build_gemma_tokenizer,
     "Qwen3": tiny_parts.build_qwen3_tokenizer,
     "Qwen3Model": build_chat_tokenizer,
     "Qwen2_5_VLText": build_qwen_tokenizer,

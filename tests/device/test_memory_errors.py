@@ -73,7 +73,7 @@ def test_images_are_decoded_in_tiles_then() -> None:
     memory, device = SmallMemory(), RecordingDevice()
     execution = run(Stage.DECODE, memory, device)
     assert execution.tiled
-    assert set(execution.images) == {"a"}
+    assert set(execution.decoded) == {"a"}
     assert memory.asked == ["whole", "tiles"]
     assert [span.stage for span in execution.spans] == [Stage.DECODE]
 

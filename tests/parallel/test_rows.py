@@ -64,7 +64,7 @@ def assert_same(one: Any, other: Any) -> None:
 @pytest.mark.parametrize("variant", families(*ALL, *OTHERS, quick=("sd3", "wan", "hunyuan_video")))
 @pytest.mark.parametrize("degree", [2, 4])
 def test_decoding_together_gives_the_pixels_of_one(pool: Pool, model: Model, variant: str, degree: int) -> None:
-    """Ten rows of latents: 5 and 5, or 3, 3, 2 and 2."""
+    """Ten rows of latents: 5 and 5, or 3, 3, 2 and 2. LTX-2 has half of them."""
     height, width = (160, 96) if variant == "wan-2.2-ti2v" else (80, 48)
     inputs = make_inputs(height, width, variant=variant, num_outputs=2)
     assert_same(together(pool, model(variant), inputs, degree), alone(model(variant), inputs))
@@ -72,11 +72,11 @@ def test_decoding_together_gives_the_pixels_of_one(pool: Pool, model: Model, var
 
 @pytest.mark.parametrize("variant", families(*ALL, quick=("flux",)))
 def test_tiles_are_those_of_the_family_at_any_degree(pool: Pool, model: Model, variant: str) -> None:
-    inputs = make_inputs(96, 112, variant=variant)
-    plain, tiles = alone(model(variant), inputs), alone(model(variant), inputs, tile=64)
+    inputs, tile = make_inputs(96, 112, variant=variant), 128 if variant == "ltx2" else 64
+    plain, tiles = alone(model(variant), inputs), alone(model(variant), inputs, tile)
     assert plain.shape == tiles.shape
     assert not np.array_equal(plain, tiles)
-    assert_same(together(pool, model(variant), inputs, 2, tile=64), tiles)
+    assert_same(together(pool, model(variant), inputs, 2, tile), tiles)
     assert np.array_equal(plain, alone(model(variant), inputs))  # the next decode is as before
 
 

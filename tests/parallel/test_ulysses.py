@@ -34,8 +34,9 @@ OTHERS = (
     "wan_i2v-2.2",
 )
 QUICK_VARIANTS = (*QUICK, "sd3-medium", "flux-schnell")
-# Families whose stock pipelines call the transformer once for each pass.
+# Families whose stock pipelines call the transformer once for each pass, or for each half of the passes at least.
 CALL_PER_PASS = (
+    "ltx2",
     "wan",
     "wan_i2v",
     "qwen_image",
@@ -46,8 +47,9 @@ CALL_PER_PASS = (
     "hunyuan_video_15_i2v",
 )
 
-# Z-Image fills up an image to 32 tokens, and Qwen-Image-Edit has those of an input image beside every output.
-NEVER_FEW_TOKENS = ("z_image", "qwen_image_edit", "qwen_image_edit_plus")
+# Z-Image fills up an image to 32 tokens, Qwen-Image-Edit has those of an input image beside every output, and LTX-2
+# makes nothing of fewer than four.
+NEVER_FEW_TOKENS = ("z_image", "qwen_image_edit", "qwen_image_edit_plus", "ltx2")
 
 # Heights and widths in pixels; a token is 16 x 16 of them.
 EVEN: dict[str, Any] = {"height": 64, "width": 96}
@@ -220,7 +222,7 @@ def test_passes_that_are_a_call_each_are_the_same_bit_for_bit_on_two_workers(
     assert difference(model(variant), inputs, denoise(pool, model(variant), inputs, [2, 2, 2])) == 0.0
 
 
-@pytest.mark.parametrize("variant", families("sd3", "z_image"))
+@pytest.mark.parametrize("variant", families("sd3", "z_image", "ltx2"))
 def test_without_guidance_all_workers_share_tokens(pool: Pool, model: Model, variant: str) -> None:
     scale = 0.0 if variant == "z_image" else 1.0
     inputs = make_inputs(**UNEVEN, steps=3, guidance_scale=scale, variant=variant)

@@ -14,6 +14,7 @@ import diffusers
 import numpy as np
 import pytest
 import torch
+from diffusers import pipelines
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus
 from numpy.typing import NDArray
 from PIL import Image
@@ -56,6 +57,7 @@ VIDEOS = (
     "hunyuan_video_15",
     "hunyuan_video_15_i2v",
     "mochi",
+    "ltx2",
 )
 ALL = (*IMAGES, *VIDEOS)
 # The families whose requests start from an image.
@@ -190,6 +192,20 @@ def _timestep_per_token(folder: Path) -> None:
     edit_json(folder / "model_index.json", expand_timesteps=True)
 
 
+def _version_2_0(folder: Path) -> None:
+    """LTX-2.0: texts of one width for video and sound, attention without gates and modulation, a plain vocoder."""
+    widths: dict[str, Any] = {f"{kind}_connector_attention_head_dim": 8 for kind in ("video", "audio")}
+    connectors = dict.fromkeys(("video_gated_attn", "audio_gated_attn", "per_modality_projections", "proj_bias"), False)
+    replace_model(pipelines.ltx2.LTX2TextConnectors, "connectors", **widths | connectors)(folder)
+    plain: dict[str, Any] = dict.fromkeys(("gated_attn", "cross_attn_mod", "audio_gated_attn"), False)
+    plain |= {"audio_cross_attn_mod": False, "perturbed_attn": False, "use_prompt_embeddings": True}
+    replace_model(diffusers.LTX2VideoTransformer3DModel, **plain)(folder)
+    vocoder: dict[str, Any] = {"upsample_factors": [10, 24], "upsample_kernel_sizes": [20, 48]}
+    vocoder |= {"act_fn": "leaky_relu", "antialias": False, "output_sampling_rate": 24000}
+    replace_model(pipelines.ltx2.LTX2Vocoder, "vocoder", **vocoder)(folder)
+    edit_json(folder / "model_index.json", vocoder=["ltx2", "LTX2Vocoder"])
+
+
 # The changes that make each variant of a family's tiny model, as published models and schedulers have them.
 _CHANGES: dict[str, Callable[[Path], None]] = {
     "sd3-medium": replace_model(diffusers.SD3Transformer2DModel, dual_attention_layers=(), qk_norm=None),
@@ -218,6 +234,7 @@ _CHANGES: dict[str, Callable[[Path], None]] = {
     "wan-2.2": _two_experts,
     "wan-2.2-ti2v": _timestep_per_token,
     "mochi-zeros": lambda folder: edit_json(folder / "model_index.json", force_zeros_for_empty_prompt=True),
+    "ltx2-2.0": _version_2_0,
     "mochi-plain": lambda folder: edit_json(folder / "vae" / "config.json", latents_mean=None, latents_std=None),
 }
 # Stock pipelines do not give flow matching schedulers the request's generator: with noise at each step they give
@@ -235,12 +252,14 @@ def make_inputs(
     if family_of(variant).takes_image:
         size = (5 * height // 4, 5 * width // 4) if family_of(variant).image_pixels else ()
         changes.setdefault("image", make_image(0, *size))
+    # Where a token is 32 x 32 pixels, the output is twice as wide and high: it has as many tokens.
+    factor = max(family_of(variant).size_multiple // 16, 1)
     arguments: dict[str, Any] = {
         "prompt": "a lighthouse in a storm",
         "negative_prompt": "fog",
         "guidance_scale": 4.0,
         "seed": 7,
-        "shape": Shape(height, width, num_frames),
+        "shape": Shape(factor * height, factor * width, num_frames),
         "num_inference_steps": steps,
     }
     return GenerationInputs(**(arguments | changes))
@@ -307,7 +326,7 @@ def load_stock(folder: Path, formats: Mapping[str, NumberFormat]) -> Any:
     absent = {name: None for name, value in index.items() if value == [None, None]}
     dtypes = {name: getattr(torch, number_format) for name, number_format in formats.items()}
     given = absent | _with_parts_in_float32(folder, index, dtypes)
-    if "processor" in index:  # from_pretrained wants its part for videos, and torchvision for it
+    if "processor" in index.keys() - absent:  # from_pretrained wants its part for videos, and torchvision for it
         given["processor"] = load_image_text_processor(folder / "processor")
     pipe = getattr(diffusers, detect_family(folder).pipeline_class).from_pretrained(folder, dtype=dtypes, **given)
     for name, part in pipe.components.items():
@@ -341,21 +360,25 @@ def stock_result(
 
 def call_stock(pipe: Any, folder: Path, inputs: GenerationInputs, output_type: str, **arguments: Any) -> Any:
     """The result of this stock pipeline of a model folder for a request; `arguments` are added to the call."""
-    if output_type == "latent" and detect_family(folder).name == "flux2_klein":
+    if output_type == "latent" and detect_family(folder).name in ("flux2_klein", "ltx2"):
         return _last_latents(pipe, folder, inputs)
     result = _call_stock(pipe, folder, inputs, output_type=output_type, **arguments)
     return result.frames if detect_family(folder).name in VIDEOS else result.images
 
 
 def _last_latents(pipe: Any, folder: Path, inputs: GenerationInputs) -> torch.Tensor:
-    """The last latents of a pipeline whose output type `latent` is another tensor."""
+    """The last latents of a pipeline whose output type `latent` is another tensor; those of sound behind those of the
+    video."""
+    names = ["latents", "audio_latents"] if hasattr(pipe, "audio_vae") else ["latents"]
+    pipe._callback_tensor_inputs = names
     seen: list[torch.Tensor] = []
 
     def keep(pipe: Any, step: int, timestep: Any, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        seen.append(tensors["latents"])
+        seen.append(torch.cat([tensors[name] for name in names], dim=1))
         return tensors
 
-    _call_stock(pipe, folder, inputs, output_type="latent", callback_on_step_end=keep)
+    watched = {"callback_on_step_end": keep, "callback_on_step_end_tensor_inputs": names}
+    _call_stock(pipe, folder, inputs, output_type="latent", **watched)
     return seen[-1]
 
 
@@ -438,5 +461,16 @@ def _guidance(family: str, pipe: Any, inputs: GenerationInputs) -> dict[str, Any
             return scale | negative | {"use_resolution_binning": False, "clean_caption": False}
         case "hunyuan_dit":
             return scale | negative | {"use_resolution_binning": False}
+        case "ltx2":
+            return scale | negative | _guidance_beside_text(pipe, inputs)
         case _:
             return scale | negative
+
+
+def _guidance_beside_text(pipe: Any, inputs: GenerationInputs) -> dict[str, Any]:
+    """LTX-2 is called with its defaults where there is guidance, but for a pass that its transformer does not tell from
+    the plain one; and else with nothing."""
+    if inputs.guidance_scale > 1:
+        return {} if pipe.transformer.config.perturbed_attn else {"stg_scale": 0.0, "audio_stg_scale": 0.0}
+    scales = {"guidance_scale": 1.0, "stg_scale": 0.0, "modality_scale": 1.0, "guidance_rescale": 0.0}
+    return scales | {f"audio_{name}": scale for name, scale in scales.items()}

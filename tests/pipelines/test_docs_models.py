@@ -12,6 +12,7 @@ from tests.pipelines.models import ALL
 from tridentserve.models.families import FAMILIES
 from tridentserve.models.family import Family
 from tridentserve.models.number_formats import NumberFormats, describe_formats, find_formats
+from tridentserve.stages import Stage
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 HEADER = (
@@ -19,15 +20,19 @@ HEADER = (
     "| degrees of D | LoRAs |\n"
     "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
 )
+# Those of guidance in other ways.
+MORE_PASSES = {"ltx2": ", and two more"}
 FORMATS_HEADER = "| family | E | D | C |\n| --- | --- | --- | --- |\n"
 
 
 def row(family: Family) -> str:
     adapter = importlib.import_module(f"tridentserve.pipelines.adapters.{family.name}").ADAPTER
-    frames = f"videos of {family.frame_multiple} k + 1 frames" if family.frame_multiple else "images"
+    videos = "videos with sound" if "vocoder" in family.components[Stage.DECODE] else "videos"
+    frames = f"{videos} of {family.frame_multiple} k + 1 frames" if family.frame_multiple else "images"
     passes = "one, guidance is an embedding"
     if family.negative_prompt:
         passes = "two, in one call" if adapter.passes_share_a_call else "two, a call each"
+        passes += MORE_PASSES.get(family.name, "")
     cells = (
         f"`{family.name}`",
         f"`{family.pipeline_class}`",

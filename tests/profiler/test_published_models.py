@@ -27,7 +27,7 @@ from tridentserve.stages import Stage
 # arXiv 2412.03603, 13 B; Wan: arXiv 2503.20314, 14 B. T5-XXL: encoder of an 11 B model; Llama 3: 8 B with its head.
 # SDXL: arXiv 2307.01952, 2.6 B; PixArt-Sigma: arXiv 2403.04692, 0.6 B; HunyuanDiT: its README, 1.5 B; Qwen-Image: arXiv
 # 2508.02324, 20 B; Mochi: its README, 10 B. The others: their cards; SD3.5 medium's 2.5 B count its table of positions;
-# HunyuanVideo 1.5: arXiv 2511.18870, 8.3 B; Z-Image: arXiv 2511.22699, 6.15 B.
+# HunyuanVideo 1.5: arXiv 2511.18870, 8.3 B; Z-Image: arXiv 2511.22699, 6.15 B; LTX-2: arXiv 2601.03233, 19 B.
 DENOISERS = {
     "sd3-medium": 2.03,
     "flux.1-dev": 11.9,
@@ -62,9 +62,10 @@ DENOISERS = {
     "wan2.1-i2v-14b-480p": 16.4,
     "wan2.2-i2v-a14b": 14.3,
     "hunyuanvideo-1.5-i2v": 8.33,
+    "ltx-2": 18.9,
 }
-_MODELS_OF_ENCODE = ("encoder", "encoder_2", "encoder_3", "vae")
-# By class and width. HunyuanDiT's README: mT5 1.6 B, CLIP 350 M. Qwen: their cards.
+_MODELS_OF_ENCODE = ("encoder", "encoder_2", "encoder_3", "vae", "connectors")
+# By class and width. HunyuanDiT's README: mT5 1.6 B, CLIP 350 M. Qwen, Gemma: their cards.
 ENCODERS = {
     ("T5EncoderModel", 4096): 4.76,
     ("T5EncoderModel", 2048): 1.67,
@@ -78,6 +79,7 @@ ENCODERS = {
     ("CLIPVisionModel", 1280): 0.632,
     ("SiglipVisionModel", 1152): 0.428,
     ("Mistral3ForConditionalGeneration", None): 24.0,
+    ("Gemma3ForConditionalGeneration", None): 12.2,
     ("Qwen2_5_VLTextModel", 3584): 7.07,
     ("Qwen2_5_VLForConditionalGeneration", None): 8.29,
     ("Qwen3ForCausalLM", 2560): 4.02,
@@ -87,13 +89,13 @@ ENCODERS = {
 
 
 def billions(component: Component) -> float:
-    library: Any = {"diffusers": diffusers, "transformers": transformers}[component.library]
-    model_class = getattr(library, component.class_name)
+    libraries = {"diffusers": diffusers, "transformers": transformers, "ltx2": diffusers.pipelines.ltx2}
+    model_class: Any = getattr(libraries[component.library], component.class_name)
     with torch.device("meta"):
-        if component.library == "diffusers":
-            model = model_class.from_config(dict(component.config))
-        else:
+        if component.library == "transformers":
             model = model_class._from_config(model_class.config_class(**component.config))
+        else:
+            model = model_class.from_config(dict(component.config))
     return float(sum(parameter.numel() for parameter in model.parameters())) / 1e9
 
 

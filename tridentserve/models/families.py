@@ -14,10 +14,10 @@ _WAN_SIZE_FACTORS = (("vae", "scale_factor_spatial", 8), ("transformer", "patch_
 
 
 def _list_components(
-    *encode: str, diffuse: tuple[str, ...] = ("transformer", "scheduler")
+    *encode: str, diffuse: tuple[str, ...] = ("transformer", "scheduler"), sound: tuple[str, ...] = ()
 ) -> Mapping[Stage, tuple[str, ...]]:
-    """The components of each stage; stage C of every family needs the VAE only."""
-    return {Stage.ENCODE: encode, Stage.DIFFUSE: diffuse, Stage.DECODE: (VAE,)}
+    """The components of each stage; stage C needs the VAE and, for videos with sound, the components of that."""
+    return {Stage.ENCODE: encode, Stage.DIFFUSE: diffuse, Stage.DECODE: (VAE, *sound)}
 
 
 def _load_in(number_format: NumberFormat, *components: str) -> Mapping[str, NumberFormat]:
@@ -267,6 +267,18 @@ FAMILIES: dict[str, Family] = {
             default_shape=Shape(480, 848, 121),
             default_fps=24,
             loras=False,
+        ),
+        Family(
+            name="ltx2",
+            pipeline_class="LTX2Pipeline",
+            size_multiple=32,
+            default_steps=30,
+            default_guidance_scale=3.0,
+            components=_list_components("text_encoder", "tokenizer", "connectors", sound=("audio_vae", "vocoder")),
+            frame_multiple=8,
+            default_shape=Shape(512, 768, 121),
+            default_fps=24,
+            caches_steps=False,
         ),
         Family(
             name="mochi",

@@ -25,8 +25,13 @@ MODEL_INDEX = "model_index.json"
 # The models that lie in this package with their weights, so that a service draws without any download.
 _SHIPPED = Path(__file__).parent / "shipped"
 INDEX_SUFFIX = ".safetensors.index.json"
-# The file name without its ending that each library gives to the weights of a component.
-_WEIGHT_NAMES = {"diffusers": "diffusion_pytorch_model", "transformers": "model"}
+# The file name without its ending that each library gives to the weights of a component. Classes of diffusers that
+# belong to one pipeline have the name of its module for a library.
+_WEIGHT_NAMES = {
+    "diffusers": "diffusion_pytorch_model",
+    "transformers": "model",
+    "ltx2": "diffusion_pytorch_model",
+}
 # Schedulers of diffusers that do not run the model exactly once for each inference step, which plans, progress and
 # profiles count on.
 _NOT_STEP_BY_STEP = frozenset(
@@ -124,7 +129,7 @@ def read_component_classes(folder: Path) -> dict[str, tuple[str, str]]:
         if library not in _WEIGHT_NAMES and not (family.whole and library.isidentifier()):
             raise ModelFolderError(
                 f"{folder / MODEL_INDEX} wants {library}.{class_name} for {name!r}; use a folder whose components are "
-                f"classes of {' or '.join(_WEIGHT_NAMES)}"
+                "classes of diffusers or transformers"
             )
         classes[name] = (library, class_name)
     if not family.whole:

@@ -24,6 +24,9 @@ from tridentserve.errors import ConfigError
 from tridentserve.parallel.collectives import CollectiveGroup
 from tridentserve.parallel.ulysses import get_current_group
 
+# The ways to pad that are known, by the names that convolutions have for them.
+_PADDING_MODES = {"zeros": "constant", "replicate": "replicate", "reflect": "reflect"}
+
 
 class _RowSharding:
     """Shares the rows of the running decoder among the ranks of a group."""
@@ -69,15 +72,18 @@ class _RowSharding:
             if 0 <= neighbour <= last:
                 sent[neighbour], shapes[neighbour] = edge, edge.shape
         received = self.group.all_to_all(sent, shapes)
-        above = received[rank - 1] if rank > 0 else _pad_edge(top[..., :1, :], rows, mode, value)
-        below = received[rank + 1] if rank < last else _pad_edge(bottom[..., -1:, :], rows, mode, value)
+        # The rows at an edge of the image are made of those next to it, some of which are a neighbour's.
+        from_edge = torch.cat([shard, received[rank + 1]], dim=-2) if rank == 0 else shard
+        above = received[rank - 1] if rank > 0 else _pad_edge(from_edge, rows, mode, value)
+        from_edge = torch.cat([received[rank - 1], shard], dim=-2) if rank == last else shard
+        below = received[rank + 1] if rank < last else _pad_edge(from_edge.flip(-2), rows, mode, value).flip(-2)
         return torch.cat([above, shard, below], dim=-2)
 
     def pad(self, shard: torch.Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Any:
         """Replace `functional.pad`: rows are padded with those of the neighbours."""
         if len(pad) < 4 or not (pad[2] or pad[3]):
             return functional.pad(shard, list(pad), mode, value)
-        if pad[2] != pad[3] or mode not in ("constant", "replicate"):
+        if pad[2] != pad[3] or mode not in _PADDING_MODES.values():
             raise ConfigError(
                 f"padding {tuple(pad)} ({mode}) cannot be shared by several workers; use degree 1 for decode"
             )
@@ -135,9 +141,11 @@ class _RowSharding:
         return torch.cat([by_frame.expand(*by_frame.shape[:-1], pixels * n).flatten(-2) for n in self.sizes], dim=-1)
 
 
-def _pad_edge(row: torch.Tensor, rows: int, mode: str, value: float) -> torch.Tensor:
-    """Make the rows beyond the first or the last row of the image."""
-    beyond = row.expand(*row.shape[:-2], rows, row.shape[-1])
+def _pad_edge(image: torch.Tensor, rows: int, mode: str, value: float) -> torch.Tensor:
+    """Make the rows before the first one of an image, or of its upper part."""
+    if mode == "reflect":
+        return image[..., 1 : rows + 1, :].flip(-2)
+    beyond = image[..., :1, :].expand(*image.shape[:-2], rows, image.shape[-1])
     return beyond if mode == "replicate" else torch.full_like(beyond, value)
 
 
@@ -182,8 +190,10 @@ def _borrow_rows(convolution: Any) -> Callable[..., Any]:
 
     The module is hooked and not the function: CogVideoX cuts a module's input into as many calls of the function as the
     memory of a shard allows, and ranks may differ in that number."""
-    stock, padding = convolution.forward, convolution.padding
+    stock, padding, mode = convolution.forward, convolution.padding, _PADDING_MODES[convolution.padding_mode]
     rows = _read_row_padding(convolution)
+    # With these numbers (of columns, rows, frames) convolutions that pad with others than zeros call `functional.pad`.
+    before = list(convolution._reversed_padding_repeated_twice)
 
     @functools.wraps(stock)
     def forward(shard: torch.Tensor) -> Any:
@@ -193,10 +203,12 @@ def _borrow_rows(convolution: Any) -> Callable[..., Any]:
         if convolution.stride[-2] != 1 or convolution.dilation[-2] != 1 or convolution.kernel_size[-2] != 2 * rows + 1:
             raise ConfigError(f"{convolution} cannot be shared by several workers; use degree 1 for decode")
         convolution.padding = (*padding[:-2], 0, padding[-1])
+        convolution._reversed_padding_repeated_twice = [*before[:2], 0, 0, *before[4:]]
         try:
-            return stock(active.with_neighbours(shard, rows))
+            return stock(active.with_neighbours(shard, rows, mode))
         finally:
             convolution.padding = padding
+            convolution._reversed_padding_repeated_twice = before
 
     return forward
 

@@ -100,6 +100,29 @@ class TokenSharding:
         blocks = [join_text(text, shard, text_first) for shard in torch.split(image, sizes, dim=2)]
         return torch.cat(peers.all_to_all(blocks, [(batch, share, length, channels)] * peers.size), dim=1)
 
+    def read_image(
+        self,
+        sdpa: Callable[..., torch.Tensor],
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """Compute attention from tokens that every rank has to all image tokens. `key` and `value`: (batch, heads,
+        local, channels); `query` and the result: (batch, heads, tokens, channels).
+
+        Each rank attends to its own image tokens, and then all sum up what they have found, in one order."""
+        _check_keywords(kwargs, self.group.size)
+        if kwargs.get("attn_mask") is not None:
+            raise ConfigError(
+                "an attention masks image tokens, which cannot be shared by several workers; use degree 1"
+            )
+        output, log_sum = attend(query, key, value, None, kwargs.get("scale"))
+        mine, result = torch.cat([output.float(), log_sum[..., None].float()], dim=-1), SoftmaxSum()
+        for part in self.group.all_gather(mine, [tuple(mine.shape)] * self.group.size):
+            result.add(part[..., :-1], part[..., -1])
+        return result.finish(query.dtype)
+
     def _find_peers(self, heads: int) -> range:
         """The ranks that share out the heads with this one, as many as can; each such set is a part of the ring."""
         width = math.gcd(heads, self.group.size)
@@ -129,11 +152,7 @@ class TokenSharding:
     ) -> torch.Tensor:
         """Attention of the tokens of `width` neighbours to all tokens, for this rank's heads, as `_attend_at_once` has
         it."""
-        if unknown := sorted(name for name in kwargs.keys() - _RING_KEYWORDS if kwargs[name]):
-            raise ConfigError(
-                f"an attention has {', '.join(unknown)}, and its heads cannot be shared by {self.group.size} workers; "
-                "use a degree that divides their number"
-            )
+        _check_keywords(kwargs, self.group.size)
         count = text.shape[-2]
         members = GroupPart(self.group, range(self.group.rank % width, self.group.size, width))
         sizes = [sum(self.sizes[start : start + width]) for start in range(0, self.group.size, width)]
@@ -174,6 +193,14 @@ def _is_same(mask: torch.Tensor, other: torch.Tensor) -> bool:
     return mask.data_ptr() == other.data_ptr() and mask.shape == other.shape and mask.stride() == other.stride()
 
 
+def _check_keywords(kwargs: dict[str, Any], size: int) -> None:
+    if unknown := sorted(name for name in kwargs.keys() - _RING_KEYWORDS if kwargs[name]):
+        raise ConfigError(
+            f"an attention has {', '.join(unknown)}, and its heads cannot be shared by {size} workers; "
+            "use a degree that divides their number"
+        )
+
+
 def _expand_mask(mask: torch.Tensor, text: int, text_first: bool, queries: int, keys: int) -> torch.Tensor:
     """Expand a mask of keys, (batch, 1, 1, text + local), or of queries and keys, to so many image tokens. Only text
     can be masked (`TokenSharding._check_mask`)."""
@@ -203,12 +230,11 @@ def join_text(text: torch.Tensor, image: torch.Tensor, text_first: bool) -> torc
 
 
 class SharedAttentionCalls(TorchFunctionMode):
-    """Sends calls of SDPA to a sharding. The attention processors of all families end in that function."""
+    """Sends calls of SDPA to a function of a sharding. The attention processors of all families end in SDPA."""
 
-    def __init__(self, sharding: TokenSharding, text_first: bool) -> None:
+    def __init__(self, compute: Callable[..., torch.Tensor]) -> None:
         super().__init__()
-        self.sharding = sharding
-        self.text_first = text_first
+        self.compute = compute
         self.calls = 0
 
     def __torch_function__(
@@ -218,4 +244,4 @@ class SharedAttentionCalls(TorchFunctionMode):
         if func is not scaled_dot_product_attention:
             return func(*args, **kwargs)
         self.calls += 1
-        return self.sharding.compute_attention(func, *args, text_first=self.text_first, **kwargs)
+        return self.compute(func, *args, **kwargs)

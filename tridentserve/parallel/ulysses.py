@@ -18,6 +18,8 @@ from tridentserve.errors import ConfigError
 from tridentserve.parallel.collectives import CollectiveGroup
 from tridentserve.parallel.token_sharding import SharedAttentionCalls, TokenSharding
 
+# Chooses the function of a sharding that computes the attention of a module.
+_AttentionChoice = Callable[[TokenSharding], Callable[..., torch.Tensor]]
 _ACTIVE: ContextVar[TokenSharding | None] = ContextVar("sequence_parallel", default=None)
 # Stands for `_ACTIVE` in compiled code, since torch.compile cannot read context variables. Each value has a version of
 # the code.
@@ -82,7 +84,7 @@ def install(
     for module in rotated:
         module.register_forward_pre_hook(_shard_rotary, with_kwargs=True)
     for attention in attentions:
-        attention.forward = _shard_forward(attention.forward, text_first)
+        attention.forward = _shard_forward(attention.forward, _see_all(text_first))
 
 
 def install_blocks(
@@ -94,20 +96,24 @@ def install_blocks(
     positions: torch.nn.Module | None = None,
     positions_dim: int = 0,
     call_per_sample: bool = False,
+    readers: Iterable[torch.nn.Module] = (),
 ) -> None:
     """Hook one transformer whose embedder returns no tokens (a convolution over frames) or text tokens as well.
 
     The image tokens are shared out where they enter `first_block`, as its argument `hidden_states`. `positions` returns
     rotary tables with a row per image token along `positions_dim` and none for text; it may run before the first block.
     `call_per_sample` is True where the attentions call SDPA once for each row of the batch, since texts differ in
-    length. The other arguments are those of `install`.
+    length. `readers` are attentions from tokens that every rank has, such as those of sound, to the image tokens. The
+    other arguments are those of `install`.
     """
     first_block.register_forward_pre_hook(_shard_input, with_kwargs=True)
     output.register_forward_hook(functools.partial(_gather_tokens, text_first))
     if positions is not None:
         positions.register_forward_hook(functools.partial(_share_positions, positions_dim))
     for attention in attentions:
-        attention.forward = _shard_forward(attention.forward, text_first, call_per_sample)
+        attention.forward = _shard_forward(attention.forward, _see_all(text_first), call_per_sample)
+    for attention in readers:
+        attention.forward = _shard_forward(attention.forward, lambda active: active.read_image)
 
 
 def share(table: torch.Tensor, dim: int = 0) -> torch.Tensor:
@@ -163,7 +169,14 @@ def _gather_tokens(text_first: bool, module: torch.nn.Module, args: Any, output:
     return active.gather(active.select_image(output, text_first)) if active else None
 
 
-def _shard_forward(stock: Callable[..., Any], text_first: bool, call_per_sample: bool = False) -> Callable[..., Any]:
+def _see_all(text_first: bool) -> _AttentionChoice:
+    """Choose the attention of all tokens to all tokens."""
+    return lambda active: functools.partial(active.compute_attention, text_first=text_first)
+
+
+def _shard_forward(
+    stock: Callable[..., Any], choose: _AttentionChoice, call_per_sample: bool = False
+) -> Callable[..., Any]:
     """Wrap the stock forward of an attention so that in a group its calls of SDPA, one or one per sample, are
     shared."""
 
@@ -172,7 +185,7 @@ def _shard_forward(stock: Callable[..., Any], text_first: bool, call_per_sample:
         active = _ACTIVE.get()
         if active is None:
             return stock(*args, **kwargs)
-        with SharedAttentionCalls(active, text_first) as redirect:
+        with SharedAttentionCalls(choose(active)) as redirect:
             result = stock(*args, **kwargs)
         expected = len((args or (kwargs["hidden_states"],))[0]) if call_per_sample else 1
         if redirect.calls != expected:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tridentserve.models.decoded_outputs import DecodedOutputs, Sound
 from tridentserve.models.step_cache import StepCache
 from tridentserve.pipelines.lora.lora_layers import Loras
 from tridentserve.requests import GenerationInputs
@@ -119,3 +120,12 @@ class PipelineAdapter(ABC):
 
         `tile` is the side in pixels of the overlapping tiles in which the family's VAE decodes. Tiles need the memory
         of one tile only, but take longer and change the pixels slightly. None decodes all at once, exactly."""
+
+    def decode_sound(self, latents: Tensors, inputs: GenerationInputs) -> Sound | None:
+        """Decode the sound of videos (stage C), of the same latents as the pixels. None for a family that makes none,
+        and for members of a group but the first."""
+        return None
+
+    def decode_outputs(self, latents: Tensors, inputs: GenerationInputs, tile: int | None = None) -> DecodedOutputs:
+        """Decode all that stage C makes of a request."""
+        return DecodedOutputs(self.decode(latents, inputs, tile), self.decode_sound(latents, inputs))

@@ -33,12 +33,15 @@ from tridentserve.pipelines.lora.lora_layers import Loras
 from tridentserve.pipelines.processors import load_image_text_processor
 from tridentserve.stages import Stage
 
-_LIBRARIES = {"diffusers": diffusers, "transformers": transformers}
+_LIBRARIES = {"diffusers": diffusers, "transformers": transformers, "ltx2": diffusers.pipelines.ltx2}
 # The class that a component must have, by a word in its name.
 _ROLES = {
     "transformer": diffusers.ModelMixin,
     "unet": diffusers.ModelMixin,
     "vae": diffusers.ModelMixin,
+    "audio_vae": diffusers.ModelMixin,
+    "vocoder": diffusers.ModelMixin,
+    "connectors": diffusers.ModelMixin,
     "scheduler": diffusers.SchedulerMixin,
     "text_encoder": transformers.PreTrainedModel,
     "tokenizer": transformers.PreTrainedTokenizerBase,

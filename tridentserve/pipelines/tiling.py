@@ -5,7 +5,7 @@ The caller chooses the size of the tiles. The VAE's own default is the size of i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,13 +13,15 @@ _SIDES = ("height", "width")
 
 
 @contextmanager
-def decode_tiled(vae: Any, tile: int | None) -> Iterator[None]:
+def decode_tiled(vae: Any, tile: int | None, strides: Mapping[str, int] | None = None) -> Iterator[None]:
     """Inside the context, `vae.decode` cuts larger outputs into overlapping tiles of `tile` pixels a side. Tiles are
-    slightly smaller where their overlap would not be whole latents. None changes nothing."""
+    slightly smaller where their overlap would not be whole latents. None changes nothing. `strides`: the pixels from
+    one tile to the next along `height` and `width`, for a VAE to which they can be told and does not take all."""
     if tile is None:
         yield
         return
-    settings = {"use_tiling": True} | _compute_sizes(vae, tile)
+    told = {f"tile_sample_stride_{side}": stride for side, stride in (strides or {}).items()}
+    settings = {"use_tiling": True} | _compute_sizes(vae, tile) | told
     before = {name: getattr(vae, name) for name in settings}
     try:
         _set(vae, settings)

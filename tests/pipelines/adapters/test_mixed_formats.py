@@ -32,7 +32,10 @@ Model = Callable[[str], Path]
 # The families whose stock pipelines take latents of another format to their VAEs, and those that take texts of another
 # format to their transformers. The others fail with such components unless the caller casts.
 CAST_LATENTS = frozenset(
-    {"pixart_sigma", "qwen_image", "wan", "wan_i2v", "hunyuan_video", "hunyuan_video_15", "hunyuan_video_15_i2v"}
+    {
+        *("pixart_sigma", "qwen_image", "wan", "wan_i2v", "hunyuan_video", "hunyuan_video_15", "hunyuan_video_15_i2v"),
+        "ltx2",
+    }
 )
 CAST_TEXTS = frozenset({"hunyuan_dit", "wan", "wan_i2v", "hunyuan_video", "hunyuan_video_15", "hunyuan_video_15_i2v"})
 CAST_IMAGES = frozenset({"wan_i2v", "hunyuan_video_15_i2v"})
@@ -52,7 +55,9 @@ def generate_by_stock(folder: Path, inputs: GenerationInputs, formats: Mapping[s
     family = read_family(folder).name
     pipe = load_stock(folder, formats)
     denoiser = pipe.unet if family == "sdxl" else pipe.transformer
-    if family not in CAST_TEXTS:
+    if family == "ltx2":
+        _cast_connected_texts(pipe)
+    elif family not in CAST_TEXTS:
         pipe.encode_prompt = _casting_texts(pipe.encode_prompt, denoiser.dtype)
     if FAMILIES[family].takes_image and family not in CAST_IMAGES:
         _cast_images(pipe, denoiser.dtype)
@@ -76,6 +81,24 @@ def _casting_texts(stock: Callable[..., Any], dtype: torch.dtype) -> Callable[..
         )
 
     return encode_prompt
+
+
+def _cast_connected_texts(pipe: Any) -> None:
+    """Cast texts behind the connectors, which take them as the text encoder makes them. The stock pipeline asks what
+    comes before them for the format of the latents that the transformer takes."""
+    encode, connect, dtype = pipe.encode_prompt, pipe.connectors.forward, pipe.transformer.dtype
+    encoded: list[Any] = []
+
+    def encode_prompt(*arguments: Any, **options: Any) -> Any:
+        encoded[:] = encode(*arguments, **options)
+        return tuple(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in encoded)
+
+    def forward(embeds: torch.Tensor, mask: torch.Tensor, **options: Any) -> Any:
+        embeds, _, negative_embeds, _ = encoded
+        connected = connect(torch.cat([negative_embeds, embeds]), mask, **options)
+        return tuple(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in connected)
+
+    pipe.encode_prompt, pipe.connectors.forward = encode_prompt, forward
 
 
 def _cast_images(pipe: Any, dtype: torch.dtype) -> None:

@@ -46,7 +46,7 @@ def test_as_many_frames_are_made_as_were_asked_for(model: Model, variant: str, c
     latents = final_latents(folder, inputs)
     assert torch.equal(latents, stock_result(folder, inputs, "latent"))
     frames = decode(folder, latents, inputs)
-    assert frames.shape == (1, num_frames, 32, 32, 3)
+    assert frames.shape == (1, num_frames, inputs.shape.height, inputs.shape.width, 3)
     assert frames.dtype == np.uint8
 
 

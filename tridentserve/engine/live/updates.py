@@ -66,7 +66,8 @@ class CompletedUpdate:
     request_id: str
     model: str
     outputs: tuple[Any, ...]
-    """PNG files, MP4 files or arrays of frames (see `output_format`), or references to them inside the cluster."""
+    """PNG files, MP4 files or arrays of frames (see `output_format`), with sound a `SoundVideo` each; or references to
+    them inside the cluster."""
     output_format: OutputFormat
     seed: int
     shape: Shape

@@ -25,7 +25,7 @@ class DenoisingRequest:
         self.before, self.tensors, self.scheduler, self.rows = before, tensors, scheduler, rows
         self.latents = tensors["latents"]
         self.values = before.values
-        self._steps_done = before.step
+        self.steps_done = before.step
 
     @classmethod
     def resume(cls, state: DenoisingState, adapter: DiffusersAdapter) -> DenoisingRequest:
@@ -38,7 +38,7 @@ class DenoisingRequest:
 
     def next_timestep(self) -> torch.Tensor:
         """The timestep of the next step, a tensor of one number."""
-        timestep: torch.Tensor = self.scheduler.timesteps[self._steps_done].to(self.latents.device)
+        timestep: torch.Tensor = self.scheduler.timesteps[self.steps_done].to(self.latents.device)
         return timestep
 
     def scale_input(self, timestep: torch.Tensor) -> torch.Tensor:
@@ -51,7 +51,7 @@ class DenoisingRequest:
     def take_step(self, latents: torch.Tensor) -> None:
         """Replace the latents by those after the next step."""
         self.latents = latents
-        self._steps_done += 1
+        self.steps_done += 1
 
     def make_state(self, n: int) -> DenoisingState:
         """The state after `n` steps, all of which have been taken."""

@@ -97,7 +97,7 @@ class DiffusersAdapter(PipelineAdapter):
             tensors |= self._initialize(tensors, inputs, generator)
             scheduler = scheduler_state.make_scheduler(self.pipe.scheduler, inputs.flow_shift)
             try:
-                self._set_timesteps(scheduler, tensors["latents"], inputs.num_inference_steps)
+                self._set_timesteps(scheduler, self._select_timed(tensors), inputs.num_inference_steps)
             except ValueError as error:  # LCM and TCD, for example, have an upper limit.
                 refused = f"this model's scheduler cannot make {inputs.num_inference_steps} steps: {error}"
                 raise InvalidRequestError(refused, "num_inference_steps") from error
@@ -158,28 +158,34 @@ class DiffusersAdapter(PipelineAdapter):
         inputs = [request.scale_input(timestep) for request, timestep in zip(requests, timesteps, strict=True)]
         sizes = [request.latents.shape[0] for request in requests]
         share = share_passes(passes)
-        together = len(share.passes) if self.passes_share_a_call else 1
         caches = self._open_caches(requests, passes)
         noises = []
-        self.loras.lay_out(sizes, together)
         with sequence_parallel(share.members if FAMILIES[self.family].shares_tokens else None):
-            for first in range(share.passes.start, share.passes.stop, together):
+            for call in self._list_calls(share.passes):
+                self.loras.lay_out(sizes, len(call))
                 # Some transformers call `view`, which a row repeated for each output does not support.
                 inputs_of_call = {
-                    name: row[first : first + together].flatten(0, 1).contiguous() for name, row in rows.items()
+                    name: row[call.start : call.stop].flatten(0, 1).contiguous() for name, row in rows.items()
                 }
-                with block_cache.use_block_cache(caches.begin(first, together) if caches is not None else None):
-                    latents, levels = torch.cat(inputs * together), torch.cat(expanded * together)
+                with block_cache.use_block_cache(caches.begin(call.start, len(call)) if caches is not None else None):
+                    latents, levels = torch.cat(inputs * len(call)), torch.cat(expanded * len(call))
                     noises.append(self._predict_noise(latents, levels, inputs_of_call, requests[0].tensors))
         noise = share.gather(torch.cat(noises))
         if caches is not None:
             caches.keep(share)
         per_request = torch.split(noise.reshape(passes, -1, *noise.shape[1:]), sizes, dim=1)
         for request, timestep, own in zip(requests, timesteps, per_request, strict=True):
-            guided = self._apply_guidance(own, request.values, timestep)
+            guided = self._guide(request, own, timestep)
             request.take_step(
                 self._scheduler_step(request.scheduler, guided, timestep, request.latents, request.tensors)
             )
+
+    def _list_calls(self, passes: range) -> list[range]:
+        """The passes of each call of the transformer. Passes beyond the two of classifier-free guidance have their own
+        calls."""
+        together = range(passes.start, min(passes.stop, 2) if self.passes_share_a_call else passes.start)
+        alone = range(max(passes.start, together.stop), passes.stop)
+        return [*([together] if together else []), *(range(index, index + 1) for index in alone)]
 
     def _open_caches(self, requests: list[DenoisingRequest], passes: int) -> StepCaches | None:
         """The caches of requests of which some need not compute all steps."""
@@ -278,6 +284,10 @@ class DiffusersAdapter(PipelineAdapter):
             generator,
         )
 
+    def _select_timed(self, tensors: Tensors) -> torch.Tensor:
+        """Select the latents whose number sets the noise levels, where it does."""
+        return tensors["latents"]
+
     @abstractmethod
     def _set_timesteps(self, scheduler: Any, latents: torch.Tensor, num_inference_steps: int) -> None:
         """Give a fresh scheduler its timesteps."""
@@ -295,6 +305,11 @@ class DiffusersAdapter(PipelineAdapter):
         pass and output. `shared` holds the tensors of one request, for those that all requests have in common
         (positions).
         """
+
+    def _guide(self, request: DenoisingRequest, noise: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
+        """Apply guidance to the noise of one request as `_apply_guidance` does, which most families override, where
+        its latents matter too."""
+        return self._apply_guidance(noise, request.values, timestep)
 
     def _apply_guidance(self, noise: torch.Tensor, values: dict[str, Any], timestep: torch.Tensor) -> torch.Tensor:
         """Apply guidance to the noise of one request, (passes, num_outputs, ...), at a `timestep`. The result is

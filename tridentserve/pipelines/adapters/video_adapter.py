@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -25,12 +26,16 @@ class VideoAdapter(DiffusersAdapter):
 
     def decode(self, latents: Tensors, inputs: GenerationInputs, tile: int | None = None) -> NDArray[np.uint8]:
         shape = inputs.shape
-        with self._run_stage(Stage.DECODE), decode_tiled(self.pipe.vae, tile):
+        with self._run_stage(Stage.DECODE), self._decode_tiled(shape, tile):
             scaled = self._unpack(self._take_latents(latents), shape)
             video = self.pipe.vae.decode(scaled, return_dict=False)[0]
             if not is_first():
                 return np.zeros((0, shape.num_frames, shape.height, shape.width, 3), np.uint8)
             return round_pixels(self.pipe.video_processor.postprocess_video(video, output_type="pt"))
+
+    def _decode_tiled(self, shape: Shape, tile: int | None) -> AbstractContextManager[None]:
+        """Have the VAE decode in tiles inside the context, unless `tile` is None."""
+        return decode_tiled(self.pipe.vae, tile)
 
     def _select_frame(self, latents: torch.Tensor, shape: Shape) -> torch.Tensor:
         return latents[:, :, latents.shape[2] // 2]

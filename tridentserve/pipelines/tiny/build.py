@@ -30,6 +30,7 @@ from tridentserve.pipelines.tiny import (
     hunyuan_video,
     hunyuan_video_15,
     hunyuan_video_15_i2v,
+    ltx2,
     mochi,
     pixart_sigma,
     qwen_image,
@@ -63,6 +64,7 @@ _RECIPES: dict[str, Callable[[], Any]] = {
     "hunyuan_video_15": hunyuan_video_15.build_pipeline,
     "hunyuan_video_15_i2v": hunyuan_video_15_i2v.build_pipeline,
     "mochi": mochi.build_pipeline,
+    "ltx2": ltx2.build_pipeline,
 }
 
 

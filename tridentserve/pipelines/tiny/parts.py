@@ -72,7 +72,7 @@ def untangle(embedder: Any, proj_out: Any, order: torch.Tensor, rows: torch.Tens
     `order` names the input feature that each output feature is. `rows` are the features of the projection to set; None
     sets all of them.
     """
-    rotation = torch.nn.init.orthogonal_(torch.empty(INNER_DIM, len(order)))
+    rotation = torch.nn.init.orthogonal_(torch.empty(len(embedder.weight), len(order)))
     embedder.weight.copy_(rotation.view_as(embedder.weight))
     proj_out.weight[slice(None) if rows is None else rows] = rotation.T[order]
 

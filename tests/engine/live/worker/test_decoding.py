@@ -58,9 +58,10 @@ def decode(
     decoding = Decoding(PLAN, member.decoders[folder], member.group("decoding"))
     given = {name: Parcel({"latents": torch.from_numpy(array)}) for name, array in latents.items()}
     is_first = member.rank == 0
-    images = decoding.decode_members(
+    decoded = decoding.decode_members(
         of_rank[member.rank], given if is_first else {}, stopped == member.rank, in_tiles=tight == member.rank
     )
+    images = None if decoded is None else {name: each.pixels for name, each in decoded.items()}
     return images, decoding.tiled
 
 
@@ -108,7 +109,7 @@ def test_never_more_than_one_request_is_in_the_decoder(folder: Path) -> None:
     assert rows == [2, 1]
     assert images is not None
     for name, inputs in BATCH.items():
-        assert np.array_equal(images[name], alone(folder, inputs))
+        assert np.array_equal(images[name].pixels, alone(folder, inputs))
 
 
 def test_the_first_worker_says_which_requests_remain(together: Run, folder: Path) -> None:

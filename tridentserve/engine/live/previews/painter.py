@@ -19,6 +19,7 @@ import torch
 
 from tridentserve.engine.live.weights.host_copies import HostCopies
 from tridentserve.engine.live.worker.output_files import encode_outputs
+from tridentserve.models.decoded_outputs import DecodedOutputs
 from tridentserve.pipelines import weights
 from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
 from tridentserve.pipelines.latent_colors import LatentColors, fit_colors
@@ -103,8 +104,8 @@ def _paint(
     if colors.exception() is not None:  # it has been logged
         return
     try:
-        pixels = colors.result().paint(sketch)
-        files = encode_outputs(pixels, replace(inputs, output_format=inputs.preview_format))
+        pictures = DecodedOutputs(colors.result().paint(sketch))
+        files = encode_outputs(pictures, replace(inputs, output_format=inputs.preview_format))
         tell(tuple(file for file in files if isinstance(file, bytes)))
     except Exception:
         logger.exception("a preview could not be painted")

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from tridentserve.engine.live.transport.parcel import Parcel
 from tridentserve.errors import HandoffError
 from tridentserve.models.decode_tiles import choose_decode_tile
+from tridentserve.models.decoded_outputs import DecodedOutputs
 from tridentserve.parallel import SequenceGroup, sequence_parallel
 from tridentserve.pipelines.base import PipelineAdapter
 from tridentserve.plans import DispatchPlan
 from tridentserve.requests import GenerationInputs
 from tridentserve.stages import Stage
 
-Images = dict[str, NDArray[np.uint8]]
+Decoded = dict[str, DecodedOutputs]
 
 
 class Decoding:
@@ -25,7 +24,7 @@ class Decoding:
 
     def __init__(self, plan: DispatchPlan, adapter: PipelineAdapter, group: SequenceGroup | None) -> None:
         """`group` is made of the workers that decode together; None at degree 1. The first of them has the latents and
-        gets the pixels; the others need the content of the requests only."""
+        gets the outputs; the others need the content of the requests only."""
         self._plan = plan
         self._adapter = adapter
         self._group = group
@@ -34,22 +33,23 @@ class Decoding:
 
     def decode_members(
         self, inputs: Mapping[str, GenerationInputs], latents: Mapping[str, Parcel], stopped: bool, in_tiles: bool
-    ) -> Images | None:
-        """The pixels of each request in `inputs`, on the first worker; None when that is `stopped`. `in_tiles`: this
+    ) -> Decoded | None:
+        """The outputs of each request in `inputs`, on the first worker; None when that is `stopped`. `in_tiles`: this
         worker lacks the memory for whole images; then all of the group decode in tiles."""
         names = self._agree_on_requests(list(inputs), stopped)
         if names is None:
             return None
         self.tiled = self._agree_on_any(in_tiles)
-        images: Images = {}
+        decoded: Decoded = {}
         for name in names:
             content = inputs[name]
             given = self._share_latents(latents.get(name), name)
             with sequence_parallel(self._group):
-                pixels = self._adapter.decode(given, content, choose_decode_tile(content.shape) if self.tiled else None)
+                tile = choose_decode_tile(content.shape) if self.tiled else None
+                outputs = self._adapter.decode_outputs(given, content, tile)
             if self._is_first:
-                images[name] = pixels
-        return images
+                decoded[name] = outputs
+        return decoded
 
     def _agree_on_requests(self, names: list[str], stopped: bool) -> list[str] | None:
         """The requests that the first worker still has: some may have ended since, or all."""

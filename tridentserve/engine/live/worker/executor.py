@@ -18,7 +18,7 @@ from tridentserve.device import ComputeDevice
 from tridentserve.device.memory_errors import is_out_of_memory
 from tridentserve.engine.live.transport.parcel import Parcel
 from tridentserve.engine.live.weights.replica_store import ReplicaStore
-from tridentserve.engine.live.worker.decoding import Decoding, Images
+from tridentserve.engine.live.worker.decoding import Decoded, Decoding
 from tridentserve.engine.live.worker.denoising import Denoising, StepControl
 from tridentserve.errors import GroupError
 from tridentserve.parallel import GroupCache, SequenceGroup
@@ -38,9 +38,8 @@ class Execution:
     spans: list[StageSpan] = field(default_factory=list)
     outputs: dict[str, Parcel] = field(default_factory=dict)
     """By request, for the next plan: a condition, a denoising state whose steps are not all done, or final latents."""
-    images: Images = field(default_factory=dict)
-    """By request, from DECODE: uint8 of shape (num_outputs, height, width, 3); for videos (num_outputs, frames, height,
-    width, 3)."""
+    decoded: Decoded = field(default_factory=dict)
+    """By request, from DECODE."""
     stopped: bool = False
     """The plan was stopped on purpose and has no result."""
     paused_after: int | None = None
@@ -161,7 +160,7 @@ class StageExecutor:
                 break
         if not is_leader:
             return Execution(execution.spans)
-        return Execution(execution.spans, stopped=True) if control.stopped and not execution.images else execution
+        return Execution(execution.spans, stopped=True) if control.stopped and not execution.decoded else execution
 
     def _run_frugally_if_need_be(self, run: _StageRun, frugal: bool) -> None:
         """Run a stage. Where memory runs out in E or C, although it should not have, the stage is done again with less.
@@ -214,9 +213,9 @@ class StageExecutor:
     def _decode(self, run: _StageRun, decoding: Decoding, frugal: bool) -> None:
         execution = run.execution
         with self._time_stage(run):
-            images = decoding.decode_members(run.inputs, execution.outputs, run.control.stopped, in_tiles=frugal)
-        execution.stopped |= images is None
-        execution.outputs, execution.images, execution.tiled = {}, images or {}, decoding.tiled
+            decoded = decoding.decode_members(run.inputs, execution.outputs, run.control.stopped, in_tiles=frugal)
+        execution.stopped |= decoded is None
+        execution.outputs, execution.decoded, execution.tiled = {}, decoded or {}, decoding.tiled
 
     @contextmanager
     def _time_stage(self, run: _StageRun, num_steps: int | None = None) -> Iterator[None]:

@@ -276,8 +276,8 @@ class PlanRunner:
     async def _make_report(self, running: RunningPlan, execution: Execution) -> PlanReport:
         plan, peak = running.plan, running.peak
         made = {
-            request_id: await asyncio.to_thread(encode_outputs, pixels, running.inputs[request_id])
-            for request_id, pixels in execution.images.items()
+            request_id: await asyncio.to_thread(encode_outputs, decoded, running.inputs[request_id])
+            for request_id, decoded in execution.decoded.items()
         }
         inline = _choose_inline(made)
         if inline is None:
@@ -285,7 +285,7 @@ class PlanRunner:
         self._metrics.count_stages(plan, execution.spans)
         if not execution.stopped:
             self._metrics.set_plan_peak(plan, peak.growth_bytes, running.expected.num_bytes)
-            self._metrics.count_tiled_decodes(plan, len(execution.images) if execution.tiled else 0)
+            self._metrics.count_tiled_decodes(plan, len(execution.decoded) if execution.tiled else 0)
         return PlanReport(
             plan_id=plan.plan_id,
             outcome="stopped" if execution.stopped else "finished",
