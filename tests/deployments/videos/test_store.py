@@ -281,11 +281,11 @@ def test_files_that_are_not_ours(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no database " * 100)
     with pytest.raises(ConfigError, match="no database of video jobs"):
         VideoStore(tmp_path / "text")
-    for version in (1, 2, 3, 99):
+    for version in (1, 2, 3, 4, 99):
         other = sqlite3.connect(tmp_path / f"{version}.sqlite3")
         other.execute(f"PRAGMA user_version = {version}")
         other.close()
-        with pytest.raises(ConfigError, match=f"of version {version}, this service writes 4"):
+        with pytest.raises(ConfigError, match=f"of version {version}, this service writes 5"):
             VideoStore(tmp_path / f"{version}.sqlite3")
 
 
