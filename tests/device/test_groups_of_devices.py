@@ -193,6 +193,25 @@ def test_hot_groups_are_made_beside_plans() -> None:
         assert use("pair", 7) == ["pair@7"] * 2
 
 
+def test_a_hot_group_that_waits_for_a_member_holds_no_plan_up() -> None:
+    """Calls over one connection to the store wait for each other."""
+    server, waits = connect_store(is_server=True), threading.Event()
+
+    def connect() -> Any:
+        waits.set()
+        return connect_store(port=server.port)
+
+    cache = GroupCache(connect_store(port=server.port), CPU, capacity=2, timeout_s=PATIENCE_S, connect=connect)
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        preparing = pool.submit(cache.prepare, "late", 0, 2, -2, PAIR)
+        assert waits.wait(PATIENCE_S)
+        server.wait([group_cache._make_key("late", -2, 0)])
+        assert pool.submit(cache.acquire, "alone", 0, 1, 5, ("w0",)).result(PATIENCE_S / 2).name == "alone@5"
+        assert not preparing.done()
+        group_cache.abandon(server, "late", 1, -2)
+        assert isinstance(preparing.exception(PATIENCE_S), GroupError)
+
+
 class RecordedHandle:
     """The engine's handle of a worker."""
 

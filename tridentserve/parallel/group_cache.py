@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -27,6 +27,13 @@ def abandon(store: Store, name: str, rank: int, use: int) -> None:
 
 def _make_key(name: str, use: int, rank: int) -> str:
     return f"use/{name}/{use}/{rank}"
+
+
+def _is_present(store: Store, key: str) -> bool:
+    try:
+        return bool(store.check([key]))
+    except RuntimeError:
+        return False
 
 
 @dataclass(slots=True)
@@ -52,8 +59,20 @@ class GroupCache:
     `abort_use` and `prepare` may be called in others.
     """
 
-    def __init__(self, store: Store, device: torch.device, *, capacity: int, timeout_s: float) -> None:
+    def __init__(
+        self,
+        store: Store,
+        device: torch.device,
+        *,
+        capacity: int,
+        timeout_s: float,
+        connect: Callable[[], Store] | None = None,
+    ) -> None:
+        """`connect` gives `prepare` a connection of its own: calls of one wait for each other, as long as any waits for
+        a member."""
         self._store = store
+        self._connect = connect
+        self._store_beside: Store | None = None
         self._device = device
         self._capacity = capacity
         self._timeout_s = timeout_s
@@ -110,11 +129,15 @@ class GroupCache:
         with self._lock:
             held, lost = self._groups.get(name), self._count_lost(members)
         mine = "" if held is None or held.group.failed else held.group.name
-        theirs = self._exchange(name, rank, size, use, mine)
+        if self._store_beside is None:
+            self._store_beside = self._connect() if self._connect is not None else self._store
+        theirs = self._exchange(name, rank, size, use, mine, self._store_beside)
         self._delete_later(f"use/{name}/{use}/")
+        if _ABANDONED in theirs:
+            raise GroupError(f"group {name!r}: rank {theirs.index(_ABANDONED)} of {size} does not prepare it")
         if mine and all(other == mine for other in theirs):
             return
-        made = make_group(self._store, f"{name}@{use}", rank, size, self._device, self._timeout_s)
+        made = make_group(self._store_beside, f"{name}@{use}", rank, size, self._device, self._timeout_s)
         made.connect()
         with self._lock:
             held = self._groups.get(name)
@@ -166,25 +189,19 @@ class GroupCache:
         for name in names:
             self.drop(name)
 
-    def _exchange(self, name: str, rank: int, size: int, use: int, mine: str) -> list[str]:
+    def _exchange(self, name: str, rank: int, size: int, use: int, mine: str, store: Store | None = None) -> list[str]:
         """Write the name of the group that this member holds (`mine`), and return those of all members by rank."""
-        keys = [_make_key(name, use, member) for member in range(size)]
+        keys, store = [_make_key(name, use, member) for member in range(size)], store or self._store
         try:
-            self._store.set(keys[rank], mine)
-            self._store.wait(keys, timedelta(seconds=self._timeout_s))
-            return [value.decode() for value in self._store.multi_get(keys)]
+            store.set(keys[rank], mine)
+            store.wait(keys, timedelta(seconds=self._timeout_s))
+            return [value.decode() for value in store.multi_get(keys)]
         except RuntimeError as error:
-            absent = [member for member, key in enumerate(keys) if not self._is_present(key)]
+            absent = [member for member, key in enumerate(keys) if not _is_present(store, key)]
             self._delete_later(f"use/{name}/{use}/")
             raise GroupError(
                 f"group {name!r}: ranks {absent} of {size} did not come within {self._timeout_s:g} s: {error}"
             ) from error
-
-    def _is_present(self, key: str) -> bool:
-        try:
-            return bool(self._store.check([key]))
-        except RuntimeError:
-            return False
 
     def _delete_later(self, prefix: str) -> None:
         self._leftovers.append((time.monotonic() + self._timeout_s, prefix))

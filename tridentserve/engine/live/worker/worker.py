@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -54,8 +55,10 @@ class WorkerParts:
         self.device_thread = DeviceThread()
         self._metrics = WorkerMetrics(worker_id)
         self._order = asyncio.Lock()
-        store = connect_store(config.store_host, config.store_port)
-        self.groups = GroupCache(store, device, capacity=options.max_groups, timeout_s=options.group_timeout_s)
+        connect = partial(connect_store, config.store_host, config.store_port)
+        self.groups = GroupCache(
+            connect(), device, capacity=options.max_groups, timeout_s=options.group_timeout_s, connect=connect
+        )
         slab = torch.zeros(options.handoff_bytes, dtype=torch.uint8, device=device)
         self._link = _start_link(config, slab)
         self._peers: dict[WorkerId, RemotePeer] = {}
