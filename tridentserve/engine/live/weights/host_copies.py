@@ -43,7 +43,7 @@ from tridentserve.stages import Stage
 logger = logging.getLogger(__name__)
 
 # Another version of these may build other tensors from the same files.
-_LIBRARIES = ("torch", "diffusers", "transformers")
+_LIBRARIES = ("torch", "diffusers", "transformers", "torchao")
 # torch allocates every tensor on a GPU at a multiple of this.
 _CUDA_ALIGNMENT_BYTES = 512
 
