@@ -89,7 +89,7 @@ def _make_stock_denoisers(denoiser: PipelineAdapter, formats: Mapping[str, Numbe
             with torch.device("meta"):
                 models[name] = type(model).from_config(model.config).eval()  # type: ignore[attr-defined]
             if formats[name] == "int8":
-                quantize(models[name])
+                quantize(torch.nn.Module.to(models[name], model.dtype))  # type: ignore[arg-type]
     stock = copy.copy(denoiser)
     cast(Any, stock).pipe = SimpleNamespace(components=models)
     attach(stock, named_tensors(denoiser))

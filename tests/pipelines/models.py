@@ -315,7 +315,7 @@ def load_stock(folder: Path, formats: Mapping[str, NumberFormat]) -> Any:
         # Without accelerate, from_pretrained leaves some float32 files as they are whatever dtype it is given.
         if isinstance(part, diffusers.ModelMixin) and name not in given:
             part.to(dtypes[name])
-        if formats.get(name) == "int8":
+        if part is not None and formats.get(name) == "int8":
             _quantize(part)
     pipe.set_progress_bar_config(disable=True)
     return pipe
