@@ -43,7 +43,7 @@ def measure_change(given: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def test_the_libraries_do_not_see_torchao() -> None:
-    """They would import it in every process, for seconds and with warnings."""
+    """They would import it in every process, with warnings."""
     assert not diffusers.utils.is_torchao_available()
     assert not transformers.utils.is_torchao_available()
 

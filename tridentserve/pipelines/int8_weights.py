@@ -25,7 +25,7 @@ _PARTS = ("qdata", "scale", "zero_point")
 
 def hide_torchao() -> None:
     """Have diffusers and transformers take torchao for not installed. Otherwise they import it with their first model,
-    wherever it is installed: that takes seconds in each process and warns, and nothing that they do with it is used
+    wherever it is installed: that takes time and warns in each process, and nothing that they do with it is used
     here."""
     if _LOADED in sys.modules:
         return
