@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "traces": {"tridentserve"},
     "deployments": {"tridentserve", "profiler", "placement", "dispatch"},
 }
-HEAVY = {"torch", "diffusers", "transformers", "nixl"}
+HEAVY = {"torch", "torchao", "diffusers", "transformers", "nixl"}
 HEAVY_PLACES = (
     "tridentserve/device/",
     "tridentserve/pipelines/",

@@ -29,6 +29,7 @@ from tridentserve.models.number_formats import NumberFormat
 from tridentserve.pipelines import PipelineAdapter, load_adapter
 from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
 from tridentserve.pipelines.base import Tensors
+from tridentserve.pipelines.int8_weights import is_part
 from tridentserve.pipelines.weights import attach, named_tensors
 from tridentserve.stages import Stage
 
@@ -102,16 +103,20 @@ def make_random_adapter(
     if find_device(target).is_host:
         _check_host_memory(_count_distinct_bytes(wanted))
     # What is no parameter (tables of positions, frequencies) is computed from the configuration, not random.
-    computed = (
-        named_tensors(_make_buffers_real(adapter)) if any(not _is_random(tensor) for tensor in wanted.values()) else {}
-    )
+    is_all_random = all(_is_random(tensor) or is_part(name) for name, tensor in wanted.items())
+    computed = {} if is_all_random else named_tensors(_make_buffers_real(adapter))
     generator = torch.Generator(target).manual_seed(0)
+
+    def make(name: str, like: torch.Tensor) -> torch.Tensor:
+        if is_part(name):
+            return _make_random_part(name, wanted, target, generator)
+        return _make_random(name, like, target, generator) if _is_random(like) else computed[name].to(target)
+
     made: dict[int, torch.Tensor] = {}
     tensors: Tensors = {}
     for name, tensor in wanted.items():
         if id(tensor) not in made:
-            filled = _make_random if _is_random(tensor) else lambda name, *_: computed[name].to(target)
-            made[id(tensor)] = filled(name, tensor, target, generator)
+            made[id(tensor)] = make(name, tensor)
         tensors[name] = made[id(tensor)]
     attach(adapter, tensors)
     return adapter
@@ -145,6 +150,19 @@ def _make_random(name: str, like: torch.Tensor, device: torch.device, generator:
     if like.ndim <= 1:
         return tensor.fill_(0.0 if name.endswith("bias") else 1.0)
     return tensor.normal_(std=math.sqrt(like.shape[0] / like.numel()), generator=generator)
+
+
+def _make_random_part(name: str, wanted: Tensors, device: torch.device, generator: torch.Generator) -> torch.Tensor:
+    """A part of an int8 weight: evenly spread numbers, with scales by which they keep the variance too."""
+    weight, _, part = name.rpartition(".")
+    tensor = torch.empty(wanted[name].shape, dtype=wanted[name].dtype, device=device)
+    match part:
+        case "qdata":
+            return tensor.random_(-127, 128, generator=generator)
+        case "scale":
+            return tensor.fill_(math.sqrt(3 / wanted[f"{weight}.qdata"].shape[1]) / 127)
+        case _:
+            return tensor.zero_()
 
 
 def _make_buffers_real(adapter: PipelineAdapter) -> PipelineAdapter:

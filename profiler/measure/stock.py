@@ -9,6 +9,7 @@ import copy
 import inspect
 import itertools
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,8 +20,10 @@ from profiler.measure.stages import WARM_UP, Source, build_inputs, load_stage
 from tridentserve.device import find_device
 from tridentserve.errors import ProfileError
 from tridentserve.models.model_folder import detect_family
+from tridentserve.models.number_formats import NumberFormat
 from tridentserve.pipelines import PipelineAdapter
 from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
+from tridentserve.pipelines.int8_weights import quantize
 from tridentserve.pipelines.weights import attach, named_tensors
 from tridentserve.requests import GenerationInputs, Shape
 from tridentserve.stages import Stage
@@ -43,7 +46,7 @@ class StockPipeline:
         of_encoders = replace(source, folder=source.condition_folder or source.folder)
         self._pipe: Any = cast(DiffusersAdapter, load_stage(of_encoders, Stage.ENCODE)).pipe
         scheduler = copy.deepcopy(cast(DiffusersAdapter, denoiser).pipe.scheduler)
-        self._pipe.register_modules(scheduler=scheduler, **_make_stock_denoisers(denoiser))
+        self._pipe.register_modules(scheduler=scheduler, **_make_stock_denoisers(denoiser, source.find_formats()))
         self._pipe.set_progress_bar_config(disable=True)
 
     def time_steps(self, shape: Shape, num_steps: int) -> list[float]:
@@ -82,13 +85,15 @@ class StockPipeline:
         return {name: value for name, value in wanted.items() if name in known}
 
 
-def _make_stock_denoisers(denoiser: PipelineAdapter) -> dict[str, torch.nn.Module]:
+def _make_stock_denoisers(denoiser: PipelineAdapter, formats: Mapping[str, NumberFormat]) -> dict[str, torch.nn.Module]:
     """The denoising models as diffusers makes them, without our attention, with the adapter's own tensors."""
     models = {}
     for name, model in cast(DiffusersAdapter, denoiser).pipe.components.items():
         if isinstance(model, torch.nn.Module):
             with torch.device("meta"):
                 models[name] = type(model).from_config(model.config).eval()  # type: ignore[attr-defined]
+            if formats[name] == "int8":
+                quantize(torch.nn.Module.to(models[name], model.dtype))  # type: ignore[arg-type]
     stock = copy.copy(denoiser)
     cast(Any, stock).pipe = SimpleNamespace(components=models)
     attach(stock, named_tensors(denoiser))

@@ -55,6 +55,14 @@ def test_the_default_on_a_gpu_is_the_published_recipe(family: str, described: st
     assert describe_formats(find_formats(FAMILIES[family], NumberFormats(), "cuda:1")) == described
 
 
+@pytest.mark.parametrize(
+    ("device", "described"), [("cpu", "float32 (int8 transformer)"), ("cuda", "float16 (int8 transformer)")]
+)
+def test_d_alone_may_be_int8(device: str, described: str) -> None:
+    formats = find_formats(FAMILIES["hunyuan_video"], NumberFormats.parse({"D": "int8"}), device)
+    assert describe_formats(formats) == described
+
+
 def test_stages_that_are_left_out_have_the_default() -> None:
     asked = NumberFormats.parse({"E": "float32"})
     assert describe_formats(find_formats(FAMILIES["hunyuan_video"], asked, "cuda")) == (
@@ -65,11 +73,20 @@ def test_stages_that_are_left_out_have_the_default() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("half", "'half' is no number format; use float32, bfloat16 or float16, for all stages or each of them"),
+        (
+            "half",
+            "'half' is no number format; use float32, bfloat16 or float16, for all stages or each of them",
+        ),
+        ("half", "or int8 for D$"),
         ({"E": None}, "None is no number format; use float32"),
         ({"vae": "float32"}, "'vae' is no stage; use E, D or C"),
         (16, "16 is no number format"),
         (["float32"], r"\['float32'\] is no number format"),
+        (
+            "int8",
+            "E and C cannot be int8, which is for D alone: write {D: int8}, and for the others float32, ",
+        ),
+        ({"D": "int8", "C": "int8"}, "^C cannot be int8"),
     ],
 )
 def test_what_is_no_number_format_is_refused(given: Any, message: str) -> None:

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 from diffusers import pipelines
-from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus
 from numpy.typing import NDArray
 from PIL import Image
 from safetensors.torch import load_file
@@ -24,7 +23,7 @@ from tridentserve.models.families import FAMILIES
 from tridentserve.models.family import Family
 from tridentserve.models.input_image import open_input_image
 from tridentserve.models.model_folder import detect_family, read_family
-from tridentserve.models.number_formats import NumberFormat, NumberFormats, find_formats
+from tridentserve.models.number_formats import NumberFormat, NumberFormats, find_computing_format, find_formats
 from tridentserve.pipelines import DenoisingState, PipelineAdapter, load_adapter
 from tridentserve.pipelines.processors import load_image_text_processor
 from tridentserve.pipelines.tiny.build import ensure_tiny
@@ -298,6 +297,7 @@ def decode(folder: Path, latents: torch.Tensor, inputs: GenerationInputs) -> NDA
 
 def scale_input_images_less(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have Qwen-Image-Edit, which scales every input image to a megapixel, scale it to a 64th of that."""
+
     for module in (pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus):
         stock: Any = module.calculate_dimensions
         monkeypatch.setattr(module, "calculate_dimensions", lambda area, ratio, stock=stock: stock(area / 64, ratio))
@@ -324,7 +324,7 @@ def load_stock(folder: Path, formats: Mapping[str, NumberFormat]) -> Any:
     # The stock loader wants components that a folder leaves out to be named.
     index = json.loads((folder / "model_index.json").read_text())
     absent = {name: None for name, value in index.items() if value == [None, None]}
-    dtypes = {name: getattr(torch, number_format) for name, number_format in formats.items()}
+    dtypes = {name: getattr(torch, find_computing_format(number_format)) for name, number_format in formats.items()}
     given = absent | _with_parts_in_float32(folder, index, dtypes)
     if "processor" in index.keys() - absent:  # from_pretrained wants its part for videos, and torchvision for it
         given["processor"] = load_image_text_processor(folder / "processor")
@@ -333,8 +333,23 @@ def load_stock(folder: Path, formats: Mapping[str, NumberFormat]) -> Any:
         # Without accelerate, from_pretrained leaves some float32 files as they are whatever dtype it is given.
         if isinstance(part, diffusers.ModelMixin) and name not in given:
             part.to(dtypes[name])
+        if part is not None and formats.get(name) == "int8":
+            _quantize(part)
     pipe.set_progress_bar_config(disable=True)
     return pipe
+
+
+def _quantize(model: Any) -> None:
+    """As diffusers does it with a `TorchAoConfig`: all linear layers but those that the model keeps in float32. A
+    pool of Hunyuan-DiT is left out by hand (`modules_to_not_convert`), as the stock code fails with it."""
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+
+    kept = [f"{name}." for name in ("time_extra_emb.pooler", *(model._keep_in_fp32_modules or ()))]
+
+    def is_quantized(module: torch.nn.Module, path: str) -> bool:
+        return isinstance(module, torch.nn.Linear) and not any(name in f"{path}." for name in kept)
+
+    quantize_(model, Int8WeightOnlyConfig(set_inductor_config=False), is_quantized)
 
 
 def _with_parts_in_float32(folder: Path, index: dict[str, Any], dtypes: Mapping[str, torch.dtype]) -> dict[str, Any]:

@@ -222,4 +222,4 @@ def test_a_damaged_entry_of_a_header_is_named(tmp_path: Path, entry: object) -> 
     path = tmp_path / "model.safetensors"
     path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
     with pytest.raises(ModelFolderError, match=r"model\.safetensors is no readable safetensors file"):
-        count_safetensors_bytes(path, element_bytes=2)
+        count_safetensors_bytes(path, "bfloat16")

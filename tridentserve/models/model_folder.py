@@ -17,7 +17,7 @@ from typing import Any
 from tridentserve.errors import ConfigError, ModelFolderError
 from tridentserve.models.families import find_family
 from tridentserve.models.family import Family
-from tridentserve.models.number_formats import ELEMENT_BYTES, VAE, NumberFormat, has_weights
+from tridentserve.models.number_formats import ELEMENT_BYTES, VAE, NumberFormat, find_computing_format, has_weights
 from tridentserve.models.whole.whole_family import describe_whole_family, with_trained_size
 from tridentserve.stages import Stage
 
@@ -51,6 +51,8 @@ _NOT_STEP_BY_STEP = frozenset(
 _MAX_HEADER_BYTES = 100_000_000
 # The names of the denoising models whose configs say which size a model served whole was trained for.
 _DENOISERS = ("unet", "transformer")
+# What a linear layer with int8 weights has for each of its outputs: a scale in float32, and its zero in int8.
+_SCALE_BYTES = ELEMENT_BYTES["float32"] + ELEMENT_BYTES["int8"]
 _FLOATING_DTYPES = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
 
 
@@ -208,17 +210,16 @@ def _list_shards(index: Path) -> tuple[Path, ...]:
     return tuple(shards)
 
 
-def count_safetensors_bytes(path: Path, element_bytes: int | None = None) -> int:
+def count_safetensors_bytes(path: Path, number_format: NumberFormat | None = None) -> int:
     """Bytes of the tensors in one safetensors file, which its header states. The arguments, and what is raised, are
     those of `measure_tensors`."""
-    return sum(measure_tensors(path, element_bytes).values())
+    return sum(measure_tensors(path, number_format).values())
 
 
-def measure_tensors(path: Path, element_bytes: int | None = None) -> dict[str, int]:
-    """Bytes of each tensor in one safetensors file by its name, which its header states.
+def measure_tensors(path: Path, number_format: NumberFormat | None = None) -> dict[str, int]:
+    """Bytes of each tensor in one safetensors file by its name, which its header states: of floating-point tensors
+    those that they take when the model is loaded in this number format, or with None those that are stored.
 
-    `element_bytes` is the number of bytes to count for each element of a floating-point tensor (2 for bfloat16). None
-    counts tensors as stored.
     Raises `ModelFolderError` when the header is damaged or the file is shorter than its header says.
     """
     try:
@@ -227,7 +228,7 @@ def measure_tensors(path: Path, element_bytes: int | None = None) -> dict[str, i
             (
                 name,
                 str(entry["dtype"]),
-                math.prod(map(operator.index, entry["shape"])),
+                tuple(map(operator.index, entry["shape"])),
                 *_check_offsets(entry["data_offsets"]),
             )
             for name, entry in header.items()
@@ -240,9 +241,19 @@ def measure_tensors(path: Path, element_bytes: int | None = None) -> dict[str, i
     if file_bytes < expected_bytes:
         raise ModelFolderError(f"{path} is cut short: {file_bytes} of {expected_bytes} bytes; copy it again")
     return {
-        name: elements * element_bytes if element_bytes is not None and dtype in _FLOATING_DTYPES else end - start
-        for name, dtype, elements, start, end in tensors
+        name: _count_loaded_bytes(name, shape, number_format)
+        if number_format is not None and dtype in _FLOATING_DTYPES
+        else end - start
+        for name, dtype, shape, start, end in tensors
     }
+
+
+def _count_loaded_bytes(name: str, shape: tuple[int, ...], number_format: NumberFormat) -> int:
+    """Bytes of a floating-point tensor in a number format. In a denoising model matrices of this name are the weights
+    of linear layers, but for a few small ones."""
+    if number_format == "int8" and len(shape) == 2 and name.endswith(".weight"):
+        return math.prod(shape) * ELEMENT_BYTES["int8"] + shape[0] * _SCALE_BYTES
+    return math.prod(shape) * ELEMENT_BYTES[find_computing_format(number_format)]
 
 
 def _check_offsets(value: Any) -> tuple[int, int]:
@@ -269,12 +280,12 @@ def stage_weights_bytes(folder: Path, formats: Mapping[str, NumberFormat] | None
     classes, family = read_component_classes(folder), detect_family(folder)
 
     def count_bytes(component: str) -> int:
-        element_bytes = None
+        number_format: NumberFormat | None = None
         if formats is not None and has_weights(component):
             upcast = is_upcast(folder, family, component, formats[component])
-            element_bytes = ELEMENT_BYTES["float32" if upcast else formats[component]]
+            number_format = "float32" if upcast else formats[component]
         files = list_weight_files(folder, component, classes[component][0])
-        return sum(count_safetensors_bytes(path, element_bytes) for path in files)
+        return sum(count_safetensors_bytes(path, number_format) for path in files)
 
     return {
         stage: sum(count_bytes(component) for component in components if component in classes)

@@ -13,10 +13,12 @@ from tridentserve.stages import Stage
 if TYPE_CHECKING:
     from tridentserve.models.family import Family
 
-# The names are torch's.
-NumberFormat = Literal["float32", "bfloat16", "float16"]
+# The names are torch's. `int8` is the format of the weights of linear layers; all else is in `COMMON_FORMAT` then.
+NumberFormat = Literal["float32", "bfloat16", "float16", "int8"]
 NUMBER_FORMATS: tuple[NumberFormat, ...] = get_args(NumberFormat)
-ELEMENT_BYTES: Mapping[NumberFormat, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+# Those that all stages may have.
+FLOAT_FORMATS = tuple(name for name in NUMBER_FORMATS if name != "int8")
+ELEMENT_BYTES: Mapping[NumberFormat, int] = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
 # The format on a GPU of a component for which its family names no other.
 COMMON_FORMAT: NumberFormat = "bfloat16"
 # The component that C runs, and E too where it encodes input images. It has one format in both.
@@ -49,8 +51,14 @@ class NumberFormats:
         for name in names.values():
             if name not in NUMBER_FORMATS:
                 raise ConfigError(
-                    f"{name!r} is no number format; use {_join(NUMBER_FORMATS)}, for all stages or each of them"
+                    f"{name!r} is no number format; use {_join(FLOAT_FORMATS)}, for all stages or each of them, or "
+                    "int8 for D"
                 )
+        if wrong := [letter for letter in letters if names.get(letter) == "int8" and letter != Stage.DIFFUSE.letter]:
+            raise ConfigError(
+                f"{' and '.join(wrong)} cannot be int8, which is for D alone: write {{D: int8}}, and for the others "
+                f"{_join((*FLOAT_FORMATS, 'nothing'))}"
+            )
         return cls(*(names.get(letter) for letter in letters))
 
     def find(self, component: str, stage: Stage) -> NumberFormat | None:
@@ -62,6 +70,14 @@ class NumberFormats:
 
 def _join(words: Sequence[str]) -> str:
     return f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def find_computing_format(number_format: NumberFormat) -> NumberFormat:
+    """The format in which a model computes that is served in this one, and in which its weights are that are not int8.
+
+    For int8 it is bfloat16 whatever the family's recipe says: numbers of up to 127 are multiplied before their products
+    are scaled, for which the range of float16 is too small."""
+    return COMMON_FORMAT if number_format == "int8" else number_format
 
 
 def has_weights(component: str) -> bool:

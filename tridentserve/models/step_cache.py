@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import Field
 
 from tridentserve.models.model_folder import detect_family, read_json
-from tridentserve.models.number_formats import ELEMENT_BYTES, NumberFormat
+from tridentserve.models.number_formats import ELEMENT_BYTES, NumberFormat, find_computing_format
 from tridentserve.options import options
 from tridentserve.requests import GenerationInputs, Quality
 
@@ -66,4 +66,4 @@ def count_cache_bytes(
         * (2 if family.negative_prompt and inputs.guidance_scale > family.unguided_scale else 1)
         for inputs in cached
     )
-    return int(_COPIES * 2 * rows * channels * ELEMENT_BYTES[formats["transformer"]])
+    return int(_COPIES * 2 * rows * channels * ELEMENT_BYTES[find_computing_format(formats["transformer"])])

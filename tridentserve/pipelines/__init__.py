@@ -12,7 +12,11 @@ import os
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
-from tridentserve.pipelines.base import DenoisingState, PipelineAdapter, Tensors
-from tridentserve.pipelines.loading import load_adapter
+from tridentserve.pipelines.int8_weights import hide_torchao
+
+hide_torchao()
+
+from tridentserve.pipelines.base import DenoisingState, PipelineAdapter, Tensors  # noqa: E402
+from tridentserve.pipelines.loading import load_adapter  # noqa: E402
 
 __all__ = ["DenoisingState", "PipelineAdapter", "Tensors", "load_adapter"]

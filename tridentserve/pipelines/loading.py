@@ -25,10 +25,11 @@ from tridentserve.models.model_folder import (
     read_component_classes,
     read_json,
 )
-from tridentserve.models.number_formats import NumberFormat, NumberFormats, find_formats
+from tridentserve.models.number_formats import NumberFormat, NumberFormats, find_computing_format, find_formats
 from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
 from tridentserve.pipelines.adapters.whole import WholeAdapter
 from tridentserve.pipelines.base import PipelineAdapter
+from tridentserve.pipelines.int8_weights import quantize
 from tridentserve.pipelines.lora.lora_layers import Loras
 from tridentserve.pipelines.processors import load_image_text_processor
 from tridentserve.stages import Stage
@@ -160,7 +161,7 @@ def _load(
     """Load one component with its weights onto the device, ready for inference."""
     component_class = _find_component_class(folder, name, library, class_name)
     if device == torch.device("meta") and issubclass(component_class, torch.nn.Module):
-        return _build_on_meta(folder / name, component_class, getattr(torch, formats[name])).eval()
+        return _build_on_meta(folder / name, component_class, formats[name]).eval()
     if issubclass(component_class, transformers.ProcessorMixin):
         with _report_damage(folder / name, class_name):
             processor = load_image_text_processor(folder / name)
@@ -171,7 +172,7 @@ def _load(
             component = component_class.from_pretrained(str(folder / name), local_files_only=True)
         _check_tokenizer(folder / name, component)
         return component
-    dtype: torch.dtype = getattr(torch, formats[name])
+    dtype = _find_dtype(formats[name])
     # The loading info names missing tensors, which otherwise get random values and only a warning.
     kwargs: dict[str, Any] = {"use_safetensors": True, "dtype": dtype, "output_loading_info": True}
     if issubclass(component_class, diffusers.ModelMixin):
@@ -192,7 +193,15 @@ def _load(
     if isinstance(component, diffusers.ModelMixin) and not component._keep_in_fp32_modules:
         # Without accelerate diffusers keeps the precision of a file whose first tensor is a float32 buffer.
         torch.nn.Module.to(component, dtype)
+    if formats[name] == "int8":
+        quantize(component)
     return component.to(device).eval()
+
+
+def _find_dtype(number_format: NumberFormat) -> torch.dtype:
+    """The type of the numbers with which a model in this number format computes."""
+    dtype: torch.dtype = getattr(torch, find_computing_format(number_format))
+    return dtype
 
 
 def _list_kept(component_class: Any) -> list[str]:
@@ -257,12 +266,13 @@ def _make_stub(
     component_class = _find_component_class(folder, name, library, class_name)
     if not issubclass(component_class, diffusers.ModelMixin):
         return None
-    return MetaStub(_build_on_meta(folder / name, component_class, getattr(torch, formats[name])))
+    return MetaStub(_build_on_meta(folder / name, component_class, formats[name]))
 
 
-def _build_on_meta(path: Path, component_class: Any, dtype: torch.dtype) -> torch.nn.Module:
+def _build_on_meta(path: Path, component_class: Any, number_format: NumberFormat) -> torch.nn.Module:
     """Build the structure of a model on the meta device from its config, each tensor in the number format in which it
     is loaded."""
+    dtype = _find_dtype(number_format)
     with _report_damage(path, component_class.__name__), torch.device("meta"):
         if issubclass(component_class, diffusers.ModelMixin):
             model = component_class.from_config(component_class.load_config(str(path), local_files_only=True))
@@ -275,6 +285,8 @@ def _build_on_meta(path: Path, component_class: Any, dtype: torch.dtype) -> torc
         # This is Module.to, since diffusers' own `to` warns of precisions that matter only for weights.
         lowered: torch.nn.Module = torch.nn.Module.to(model, dtype)
         convert_tensors(lowered, dtype, kept)
+    if number_format == "int8":
+        quantize(lowered)
     return lowered
 
 

@@ -6,10 +6,11 @@ of them from the copy of another process computes nothing again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from tridentserve.errors import ModelFolderError
 from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
@@ -17,8 +18,13 @@ from tridentserve.pipelines.base import PipelineAdapter, Tensors
 
 
 def named_tensors(adapter: PipelineAdapter) -> Tensors:
-    """All tensors of the loaded models by name. A tied tensor is one object under several names."""
-    return {name: holder[attribute] for name, holder, attribute in _walk_holders(adapter)}
+    """All tensors of the loaded models by name; of one that consists of others (an int8 weight), these. A tied tensor
+    is one object under several names."""
+    return {
+        part: tensor
+        for name, holder, attribute in _walk_holders(adapter)
+        for part, tensor in _list_parts(name, holder[attribute])
+    }
 
 
 def attach(adapter: PipelineAdapter, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -26,17 +32,44 @@ def attach(adapter: PipelineAdapter, tensors: Mapping[str, torch.Tensor]) -> Non
 
     Raises `ModelFolderError` unless the names are those of `named_tensors`."""
     holders = list(_walk_holders(adapter))
-    if different := {name for name, _, _ in holders} ^ set(tensors):
+    if different := set(named_tensors(adapter)) ^ set(tensors):
         raise ModelFolderError(f"these weights are not of this model: {', '.join(sorted(different)[:3])} differ")
-    parameters = {id(tensor): torch.nn.Parameter(tensor, requires_grad=False) for tensor in tensors.values()}
+    parameters: dict[tuple[int, ...], torch.nn.Parameter] = {}
     for name, holder, attribute in holders:
-        is_parameter = isinstance(holder[attribute], torch.nn.Parameter)
-        holder[attribute] = parameters[id(tensors[name])] if is_parameter else tensors[name]
+        held = holder[attribute]
+        parts = [tensors[part] for part, _ in _list_parts(name, held)]
+        if not isinstance(held, torch.nn.Parameter):
+            holder[attribute] = _join_parts(held, parts)
+            continue
+        key = tuple(map(id, parts))
+        if key not in parameters:
+            parameters[key] = torch.nn.Parameter(_join_parts(held, parts), requires_grad=False)
+        holder[attribute] = parameters[key]
 
 
 def detach(adapter: PipelineAdapter) -> None:
     """Release all tensors. The models keep only the shapes until the next `attach`."""
     attach(adapter, {name: tensor.to("meta") for name, tensor in named_tensors(adapter).items()})
+
+
+def _list_parts(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """The named tensors that a tensor consists of: itself, or those that torch knows to be in it."""
+    if not is_traceable_wrapper_subclass(tensor):
+        yield name, tensor
+        return
+    attributes, _ = cast(Any, tensor).__tensor_flatten__()
+    for attribute in attributes:
+        yield f"{name}.{attribute}", getattr(tensor, attribute)
+
+
+def _join_parts(like: torch.Tensor, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A tensor of the kind of `like` that consists of these."""
+    if not is_traceable_wrapper_subclass(like):
+        return parts[0]
+    attributes, context = cast(Any, like).__tensor_flatten__()
+    inner = dict(zip(attributes, parts, strict=True))
+    joined: torch.Tensor = cast(Any, type(like)).__tensor_unflatten__(inner, context, like.shape, like.stride())
+    return joined
 
 
 def _walk_holders(adapter: PipelineAdapter) -> Iterator[tuple[str, Any, Any]]:

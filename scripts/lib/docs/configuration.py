@@ -17,7 +17,7 @@ from deployments.config.replicas import CheckpointsArgs, ReplicasArgs
 from deployments.config.videos import VideosArgs
 from tridentserve.errors import ConfigError
 from tridentserve.models.cache import CACHE_ENV
-from tridentserve.models.number_formats import NUMBER_FORMATS
+from tridentserve.models.number_formats import FLOAT_FORMATS
 
 # The sections of the page, and the model of each.
 SECTIONS: dict[str, type[BaseModel]] = {
@@ -41,7 +41,7 @@ _TABLE = re.compile(re.escape(_HEADER) + r"(?:\|.*\|\n)*")
 _TYPES = {"integer": "integer", "number": "number", "string": "text", "boolean": "boolean"}
 # The facts that a JSON schema cannot state: the short form of one key, and a default from the environment.
 _OWN_TYPES = {
-    "dtype": f"{' or '.join(f'`{name}`' for name in NUMBER_FORMATS)}, or mapping",
+    "dtype": f"{' or '.join(f'`{name}`' for name in FLOAT_FORMATS)}, or mapping",
     "placement": "`auto` or list",
     "memory_mb": "integer or `auto`",
 }

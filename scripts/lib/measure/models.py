@@ -17,7 +17,7 @@ from tridentserve.errors import ConfigError
 from tridentserve.models.cache import cache_dir
 from tridentserve.models.families import FAMILIES
 from tridentserve.models.kernels import Kernels
-from tridentserve.models.number_formats import NUMBER_FORMATS, NumberFormats
+from tridentserve.models.number_formats import FLOAT_FORMATS, NumberFormats
 from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.requests import Shape
 
@@ -40,7 +40,7 @@ def parse_shapes(text: str) -> list[Shape]:
 
 
 def _parse_formats(text: str) -> NumberFormats:
-    """`bfloat16` is for all stages, `E=bfloat16,C=float32` for some."""
+    """`bfloat16` is for all stages, `D=int8,C=float32` for some."""
     pairs = [part.partition("=") for part in text.split(",")]
     try:
         return NumberFormats.parse({letter: name for letter, _, name in pairs} if "=" in text else text)
@@ -57,7 +57,7 @@ def add_model_options(parser: Parser) -> None:
         type=_parse_formats,
         default=NumberFormats(),
         metavar="FORMAT",
-        help=f"{', '.join(NUMBER_FORMATS)}, or by stage, such as E=bfloat16,C=float32 (default: float32 on cpu, that "
+        help=f"{', '.join(FLOAT_FORMATS)}, or by stage, such as D=int8,C=float32 (default: float32 on cpu, that "
         "of the model's published recipe on cuda)",
     )
     parser.add_argument(

@@ -231,6 +231,15 @@ def test_the_dtype_counts_for_the_weights(profile: str, tmp_path: Path) -> None:
     assert found.endswith("or set the `dtype` that was profiled")
 
 
+def test_a_profile_of_another_format_is_not_taken_for_int8(profile: str, tmp_path: Path) -> None:
+    args = make_with_model_folder(profile, tmp_path, dtype={"D": "int8"})
+    matrices = {"layer.weight": np.zeros((16, 16), np.float16)}
+    save_file(matrices, tmp_path / "transformer" / "diffusion_pytorch_model.safetensors")
+    (found,) = check_args(args)
+    assert found.startswith("args.models[0].name: the weights of diffuse are 0.0 MiB")
+    assert found.endswith("or set the `dtype` that was profiled")
+
+
 def test_each_stage_counts_with_its_own_number_format(profile: str, tmp_path: Path) -> None:
     (found,) = check_args(make_with_model_folder(profile, tmp_path, dtype={"E": "float32", "C": "float16"}))
     assert found.startswith("args.models[0].name: the weights of decode are 0.0 MiB")

@@ -161,3 +161,22 @@ def test_a_condition_is_handed_on_in_the_format_of_the_denoising_model(model: Mo
     )
     texts = {name: tensor.dtype for name, tensor in condition.items() if "prompt_embeds" in name}
     assert {dtype for dtype in texts.values() if dtype.is_floating_point} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("variant", families(*ALL, "wan-2.2", quick=("wan",)))
+def test_a_denoising_model_with_int8_weights(model: Model, variant: str) -> None:
+    folder = model(variant)
+    formats = formats_of(folder, {"E": "bfloat16", "D": "int8", "C": "float32"})
+    check(folder, make_inputs(64, 64, 2, variant=variant), formats)
+
+
+@pytest.mark.parametrize("variant", families(*ALL, quick=()))
+def test_int8_weights_change_little(model: Model, variant: str) -> None:
+    """After three guided steps, relative to the latents with bfloat16 weights."""
+    folder, inputs = model(variant), make_inputs(64, 64, variant=variant)
+    asked = {"E": "bfloat16", "C": "float32"}
+    given, expected = (
+        generate(folder, inputs, formats_of(folder, asked | {"D": number_format}))[0].float()
+        for number_format in ("int8", "bfloat16")
+    )
+    assert 0 < (given - expected).norm() < 0.1 * expected.norm()

@@ -139,7 +139,8 @@ class HostCopies:
         for component in read_family(source.folder).components[replica.stage]:
             files += sorted(path for path in (source.folder / component).glob("*") if path.is_file())
         facts = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files if path.exists()]
-        versions = [importlib.metadata.version(library) for library in _LIBRARIES]
+        libraries = (*_LIBRARIES, "torchao") if "int8" in formats.values() else _LIBRARIES
+        versions = [importlib.metadata.version(library) for library in libraries]
         content = hashlib.sha256(repr((facts, versions, sorted(formats.items()))).encode()).hexdigest()[:16]
         return self._folder / f"{self._make_prefix(replica)}.{content}"
 
