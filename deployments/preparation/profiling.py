@@ -54,7 +54,7 @@ async def measure_unprofiled(args: AppArgs, seats: WorkerSeats) -> None:
     models = await asyncio.to_thread(list_unmeasured, args)
     if not models:
         return
-    with open_start_news() as news:
+    with open_start_news("profiling") as news:
         for model in models:
             await _measure_model(model, args, seats, news)
 

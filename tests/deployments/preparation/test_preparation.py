@@ -92,7 +92,8 @@ def news(monkeypatch: pytest.MonkeyPatch) -> FakeNews:
     news = FakeNews()
 
     @contextmanager
-    def open_news() -> Iterator[FakeNews]:
+    def open_news(topic: str) -> Iterator[FakeNews]:
+        assert topic == "profiling"
         yield news
 
     monkeypatch.setattr("deployments.preparation.profiling.open_start_news", open_news)

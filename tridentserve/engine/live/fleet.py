@@ -13,6 +13,7 @@ from ray.exceptions import RayError
 
 from tridentserve.engine.live.messages import UNKNOWN_PEAK, ExpectedPeak, ModelSource, WorkerConfig, WorkerReady
 from tridentserve.engine.live.spawning.spawner import Spawner
+from tridentserve.engine.live.warming.warmer import Warmer, WarmUpProgress
 from tridentserve.engine.live.worker_handle import Peers, PlanItem, WorkerHandle
 from tridentserve.errors import WorkerError
 from tridentserve.plans import DispatchPlan, PlacementPlan, WorkerId
@@ -35,9 +36,11 @@ class _FleetWorker:
     handle: WorkerHandle | None = None
     """None while the worker is down."""
     ready: WorkerReady | None = None
+    has_joined: bool = False
+    """The scheduler knows that it can take plans."""
 
     def come_up(self, handle: WorkerHandle, ready: WorkerReady) -> None:
-        """It can take plans. How many workers may denoise at once, only its node knows."""
+        """It is reached by its peers. How many workers may denoise at once, only its node knows."""
         self.handle, self.ready = handle, ready
         self.config = replace(self.config, spec=replace(self.config.spec, max_denoising=ready.max_denoising))
 
@@ -51,16 +54,27 @@ class WorkerFleet:
         spawner: Spawner,
         on_joined: Callable[[WorkerConfig], None],
         on_lost: Callable[[WorkerId, str], None],
+        warmer: Warmer | None = None,
     ) -> None:
         self._workers = {config.spec.worker_id: _FleetWorker(config, index) for index, config in enumerate(configs)}
         self._spawner = spawner
         self._on_joined = on_joined
         self._on_lost = on_lost
+        self._warmer = warmer
         self._watchers: dict[WorkerId, asyncio.Task[None]] = {}
 
     @property
     def alive(self) -> list[WorkerId]:
         return [worker_id for worker_id, member in self._workers.items() if member.handle is not None]
+
+    @property
+    def joined(self) -> list[WorkerId]:
+        """Those that take the scheduler's plans."""
+        return [worker_id for worker_id, member in self._workers.items() if member.has_joined]
+
+    def list_configs(self) -> list[WorkerConfig]:
+        """The configurations of the workers that are up."""
+        return [member.config for member in self._workers.values() if member.handle is not None]
 
     def get_handle(self, worker_id: WorkerId) -> WorkerHandle:
         """Raises `WorkerError` while the worker is down."""
@@ -128,8 +142,9 @@ class WorkerFleet:
                 calls.append(member.handle.unload_model(model))
         await asyncio.gather(*calls, return_exceptions=True)  # a worker that is lost holds nothing
 
-    async def start(self) -> None:
-        """Start all workers, each with its replicas. Raises what the first one that fails raises."""
+    async def start(self, tell: Callable[[WarmUpProgress], object] = lambda progress: None) -> None:
+        """Start all workers, each with its replicas, and warm them up, of which `tell` hears. Raises what the first one
+        that fails raises."""
         began_s = time.monotonic()
         started = {worker_id: self._spawn(member) for worker_id, member in self._workers.items()}
         num_started = 0
@@ -155,6 +170,8 @@ class WorkerFleet:
             loaded_s - began_s,
             time.monotonic() - loaded_s,
         )
+        if self._warmer is not None:
+            await self._warmer.warm_all(self, tell)
         for worker_id in started:
             self._begin_watch(worker_id)
 
@@ -182,6 +199,7 @@ class WorkerFleet:
     def _begin_watch(self, worker_id: WorkerId) -> None:
         member, handle = self._workers[worker_id], self.get_handle(worker_id)
         self._watchers[worker_id] = asyncio.get_running_loop().create_task(self._watch(worker_id, handle))
+        member.has_joined = True
         self._on_joined(member.config)
 
     async def _watch(self, worker_id: WorkerId, handle: WorkerHandle) -> None:
@@ -192,6 +210,7 @@ class WorkerFleet:
         handle.kill()
         member = self._workers[worker_id]
         member.handle = member.ready = None
+        member.has_joined = False
         self._on_lost(worker_id, why)
         handle.fail_plans(why)
         logger.warning("worker %s is lost: %s", worker_id, await death)  # Ray knows best why a process has ended
@@ -202,7 +221,7 @@ class WorkerFleet:
         self._begin_watch(worker_id)
 
     async def _bring_back(self, worker_id: WorkerId, member: _FleetWorker) -> bool:
-        """Start a new incarnation and connect it with the others; False when that fails."""
+        """Start a new incarnation, connect it with the others, and warm it up; False when that fails."""
         handle: WorkerHandle | None = None
         try:
             member.config = replace(member.config, incarnation=member.config.incarnation + 1)
@@ -219,6 +238,8 @@ class WorkerFleet:
             newcomer = self._list_addresses([worker_id])
             others = self.list_handles([other for other in self.alive if other != worker_id])
             await asyncio.gather(*(other.connect_peers(newcomer) for other in others), return_exceptions=True)
+            if self._warmer is not None:
+                await self._warmer.warm_again(self, worker_id)
         except Exception as error:  # whatever it is, the next try may do better
             logger.warning("worker %s did not come back: %s", worker_id, error)
             member.handle = member.ready = None

@@ -206,12 +206,13 @@ class PlanRunner:
         others = (other for other in self._running.values() if other is not running)
         queued = {replica for other in others for replica in other.needed}
         expected, tell = running.expected.with_bytes(self._count_own_bytes(running)), running.tell
+        keep = self._replicas.wanted if running.plan.is_warm_up else ()  # for which none of the placement leaves
         try:
-            await self._replicas.prepare(running.needed, expected.num_bytes, queued, tell=tell)
+            await self._replicas.prepare(running.needed, expected.num_bytes, queued, keep, tell)
         except OutOfMemoryError:
             if expected.frugal_bytes >= expected.num_bytes:
                 raise
-            await self._replicas.prepare(running.needed, expected.frugal_bytes, queued, tell=tell)
+            await self._replicas.prepare(running.needed, expected.frugal_bytes, queued, keep, tell)
             return True
         return False
 
@@ -244,17 +245,16 @@ class PlanRunner:
 
     async def _make_report(self, running: RunningPlan, execution: Execution) -> PlanReport:
         plan, peak = running.plan, running.peak
+        images = {} if plan.is_warm_up else execution.images
         made = {
             request_id: await asyncio.to_thread(encode_outputs, pixels, running.inputs[request_id])
-            for request_id, pixels in execution.images.items()
+            for request_id, pixels in images.items()
         }
         inline = _choose_inline(made)
         if inline is None:
             self._kept[plan.plan_id] = [output for outputs in made.values() for output in outputs]
-        self._metrics.count_stages(plan, execution.spans)
-        if not execution.stopped:
-            self._metrics.set_plan_peak(plan, peak.growth_bytes, running.expected.num_bytes)
-            self._metrics.count_tiled_decodes(plan, len(execution.images) if execution.tiled else 0)
+        if not plan.is_warm_up:
+            self._count_plan(running, execution)
         return PlanReport(
             plan_id=plan.plan_id,
             outcome="stopped" if execution.stopped else "finished",
@@ -270,6 +270,13 @@ class PlanRunner:
             buffer_used_bytes=self._handoff.used_bytes,
             buffer_bytes=self._handoff.capacity_bytes,
         )
+
+    def _count_plan(self, running: RunningPlan, execution: Execution) -> None:
+        plan = running.plan
+        self._metrics.count_stages(plan, execution.spans)
+        if not execution.stopped:
+            self._metrics.set_plan_peak(plan, running.peak.growth_bytes, running.expected.num_bytes)
+            self._metrics.count_tiled_decodes(plan, len(execution.images) if execution.tiled else 0)
 
     def _make_failure(self, plan: DispatchPlan, error: Exception) -> PlanReport:
         names = ", ".join(plan.request_ids)
