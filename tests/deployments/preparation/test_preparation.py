@@ -97,6 +97,7 @@ def news(monkeypatch: pytest.MonkeyPatch) -> FakeNews:
         yield news
 
     monkeypatch.setattr("deployments.preparation.profiling.open_start_news", open_news)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "kept")
     return news
 
 
