@@ -12,6 +12,9 @@ from tridentserve.stages import PlacementType, Stage
 
 WorkerId = str
 
+# Plans of warm-ups are numbered from here on: the scheduler's, from 0 on, never come so far.
+FIRST_WARM_UP_ID = 1 << 48
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Replica:
@@ -61,7 +64,8 @@ class DispatchPlan:
     of workers ("merging execute"). All workers run D, the leader runs E. A plan may stop at a step boundary."""
 
     plan_id: int
-    """The scheduler's sequence number. Every worker executes its plans in this order, so that groups never deadlock."""
+    """The scheduler's sequence number. Every worker executes its plans in this order, so that groups never deadlock.
+    Plans of warm-ups, which the scheduler does not know, have numbers of their own."""
     model: str
     stages: tuple[Stage, ...]
     workers: tuple[WorkerId, ...]
@@ -77,6 +81,12 @@ class DispatchPlan:
     """A plan of the same workers which gives way to this one at its next step boundary. Its members that have steps
     left then are members here too, with it as their `input_id`. Nobody knows that boundary before: the steps of the
     members are an estimate, and those that have no steps left are not part of this plan (`correct_steps`)."""
+
+    @property
+    def is_warm_up(self) -> bool:
+        """True where nobody wants the result: the plan only has its workers do for the first time what they will be
+        asked for."""
+        return self.plan_id >= FIRST_WARM_UP_ID
 
     @property
     def leader(self) -> WorkerId:

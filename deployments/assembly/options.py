@@ -12,7 +12,13 @@ from dispatch import DispatchOptions
 from dispatch.options import DEFAULT_POLICY
 from dispatch.policies import find_policy
 from placement import ReplanOptions
-from tridentserve.engine.options import EngineOptions, TorchDevice, WorkerOptions, choose_host_dir
+from tridentserve.engine.options import (
+    EngineOptions,
+    TorchDevice,
+    WorkerOptions,
+    choose_compile_dir,
+    choose_host_dir,
+)
 from tridentserve.engine.simulated.options import SimulationOptions
 from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE
 from tridentserve.scheduling.scheduler import SchedulerOptions
@@ -58,6 +64,7 @@ def make_service_options(args: AppArgs) -> ServiceOptions:
     worker = WorkerOptions(
         **collect_values(WorkerOptions, args.cluster, args.handoff, args.replicas),
         host_dir=args.replicas.host_dir or choose_host_dir(args.cache_dir),
+        compile_dir=choose_compile_dir(args.cache_dir),
     )
     return ServiceOptions(
         policy=args.dispatch.policy,

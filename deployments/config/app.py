@@ -57,6 +57,11 @@ class ClusterArgs(Args):
     max_denoising: int | None = make_option(WorkerOptions, "max_denoising")
     max_groups: int = make_option(WorkerOptions, "max_groups")
     cpus_per_worker: float = make_option(WorkerOptions, "num_cpus")
+    warm_up: Literal["auto", "never", "always"] = Field(
+        default="auto",
+        description="Says whether workers run two steps of a few sizes of each model before they take requests, which "
+        "else wait for what is slow at its first use; `auto` is where the model is compiled, or the device is a GPU.",
+    )
 
     @field_validator("memory_mb", mode="before")
     @classmethod

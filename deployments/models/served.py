@@ -76,6 +76,17 @@ class ServedModel:
         """True if all requests of the model start from an image, False if none does."""
         return self.family.takes_image
 
+    def allows(self, shape: Shape) -> bool:
+        """True where a request may ask for this shape."""
+        limits, sides = self.limits, (shape.height, shape.width)
+        return (
+            min(sides) >= limits.min_side
+            and max(sides) <= limits.max_side
+            and not any(side % self.family.size_multiple for side in sides)
+            and shape.num_frames in self.frame_numbers
+            and shape.pixels <= self.get_max_pixels(shape.num_frames)
+        )
+
     def get_max_pixels(self, num_frames: int = 1) -> int:
         """The most pixels of an image, or of each frame of a video with `num_frames`."""
         limits = self.limits

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from deployments.assembly.measured_tables import list_measured_degrees, name_measured_table
+from deployments.assembly.options import make_service_options
 from deployments.assembly.profiles import list_unmeasured
 from deployments.config.app import AppArgs
 from deployments.config.models import ModelArgs
@@ -46,6 +47,8 @@ class MeasuringOrder:
     budget_s: float
     guidance_scale: float | None
     """The guidance scale of a request that names none, where the configuration has one of its own for the model."""
+    compile_dir: Path
+    """The folder in which workers will look for the code that is compiled here."""
 
 
 async def measure_unprofiled(args: AppArgs, seats: WorkerSeats) -> None:
@@ -54,7 +57,7 @@ async def measure_unprofiled(args: AppArgs, seats: WorkerSeats) -> None:
     models = await asyncio.to_thread(list_unmeasured, args)
     if not models:
         return
-    with open_start_news() as news:
+    with open_start_news("profiling") as news:
         for model in models:
             await _measure_model(model, args, seats, news)
 
@@ -77,6 +80,7 @@ async def _measure_model(model: ModelArgs, args: AppArgs, seats: WorkerSeats, ne
         cluster.cpu_threads,
         args.profiling.budget_s,
         model.defaults.guidance_scale,
+        make_service_options(args).worker.compile_dir,
     )
     began_s = time.monotonic()
     try:
@@ -103,8 +107,10 @@ def measure_model(order: MeasuringOrder, news: Any) -> ProfileTable:
     """Measure one model in this process, on its first device."""
     from profiler.measure.quick import measure_quickly
     from profiler.measure.stages import Source
+    from tridentserve.pipelines.compile_cache import open_compile_cache
 
     prepare_logs()
+    open_compile_cache(order.compile_dir)
     began_s, source = time.monotonic(), order.source
     told: dict[str, Any] = {"model": source.name, "device": order.device_name, "budget_s": order.budget_s}
 

@@ -111,12 +111,14 @@ class RemoteBackend:
             return found
 
     async def get_health(self) -> dict[str, Any]:
-        """The health as the Scheduler tells it; while it starts, what it is measuring, if it is."""
+        """The health as the Scheduler tells it; while it starts, what it measures or how far its workers are warmed up,
+        where it is at that."""
         asked = asyncio.ensure_future(self._ask_health())
         try:
             done, _ = await asyncio.wait([asked], timeout=_START_S)
-            if not done and (news := await read_start_news()) is not None:
-                return {"status": "profiling", "workers": 0, "profiling": dict(news)}
+            if not done and (told := await read_start_news()) is not None:
+                topic, news = told
+                return {"status": topic, "workers": 0, topic: dict(news)}
             return await asked
         finally:
             asked.cancel()

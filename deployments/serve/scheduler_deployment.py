@@ -175,12 +175,12 @@ class SchedulerDeployment:
         return await self._require_engine().describe_cluster()
 
     async def get_health(self) -> dict[str, Any]:
-        alive = self._require_engine().list_live_workers()
-        total = self._num_workers
-        status = "ready" if len(alive) == total else "degraded" if alive else "starting"
-        placement = self._require_engine().placement
+        engine, total = self._require_engine(), self._num_workers
+        alive, warming = engine.list_live_workers(), dict(engine.warming)
+        status = "ready" if len(alive) == total else "degraded" if alive else "warming" if warming else "starting"
         models = self._reconciler.describe() if self._reconciler is not None else {}
-        return {"status": status, "workers": len(alive), "workers_total": total, "placement": placement, **models}
+        health = {"status": status, "workers": len(alive), "workers_total": total, "placement": engine.placement}
+        return {**health, **models, **({"warming": warming} if warming else {})}
 
     def check_health(self) -> None:
         """Raises when the scheduler's thread has ended. If it also asked for workers, the loss of one would take the

@@ -22,6 +22,8 @@ from deployments.models.hub_models import HubModels
 from deployments.models.served import describe_lacks
 from deployments.models.sources import find_model_source
 from deployments.preparation.profiling import measure_unprofiled
+from deployments.preparation.start_news import open_start_news
+from deployments.preparation.warm_up import plan_warm_up
 from deployments.preparation.worker_memory import settle_memory
 from deployments.preparation.worker_seat import WorkerSeats
 from placement.shares import describe_shares
@@ -40,7 +42,8 @@ async def settle_args(args: AppArgs, gpus_per_worker: float) -> AppArgs:
 
 async def start_engine(args: AppArgs, gpus_per_worker: float, prefix: str = "") -> tuple[LiveEngine, ModelReconciler]:
     """Start the engine; returns when all workers can take plans. Their ids begin with `prefix`. Raises `ConfigError`
-    for a configuration that cannot work. Models without a profile are measured before."""
+    for a configuration that cannot work. Models without a profile are measured before, and workers warmed up after
+    their start."""
     group = _require_placement_group(args)
     bundles, nodes = _order_bundles(group)
     hub = HubModels(frozenset(nodes))
@@ -61,6 +64,7 @@ async def start_engine(args: AppArgs, gpus_per_worker: float, prefix: str = "") 
     )
     store, abandon = await asyncio.to_thread(_start_store)
     at, hot_width = (store.host, store.port), find_hot_width(args, times)
+    warm_up = await asyncio.to_thread(plan_warm_up, args, times)
     engine = LiveEngine(
         planners.scheduler,
         make_worker_configs(specs, placement, sources, times.shares, at, options.worker, hot_width),
@@ -68,8 +72,13 @@ async def start_engine(args: AppArgs, gpus_per_worker: float, prefix: str = "") 
         abandon,
         options.engine,
         times.build_memory_table(),
+        warm_up,
     )
-    await engine.start()
+    if warm_up and not prefix:  # of several cells, nobody asks for news
+        with open_start_news("warming") as news:
+            await engine.start(news.tell.remote)
+    else:
+        await engine.start()
     return engine, ModelReconciler(args, engine.models, times, specs, placement, hub.fetch)
 
 

@@ -297,6 +297,7 @@ def decode(folder: Path, latents: torch.Tensor, inputs: GenerationInputs) -> NDA
 
 def scale_input_images_less(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have Qwen-Image-Edit, which scales every input image to a megapixel, scale it to a 64th of that."""
+    from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus
 
     for module in (pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus):
         stock: Any = module.calculate_dimensions

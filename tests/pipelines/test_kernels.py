@@ -130,3 +130,18 @@ def test_a_compiled_model_gives_the_same_at_any_size_and_after_its_weights_were_
     attach(adapter, tensors)
     assert difference(adapter, folder, make_inputs(64, 128, variant="flux")) < 1e-4
     assert len(traced) == num_traced
+
+
+@pytest.mark.slow
+def test_a_model_that_cannot_be_compiled_gives_the_same(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(graph: torch.fx.GraphModule, example_inputs: list[torch.Tensor]) -> Callable[..., object]:
+        raise OSError("there is no C++ compiler")
+
+    monkeypatch.setattr(torch._dynamo, "lookup_backend", lambda name: fail)
+    kernels._make_backend.cache_clear()
+    try:
+        adapter = adapter_with(model("sd3"), Kernels(compiled=True))
+        for width in (64, 96):
+            assert difference(adapter, model("sd3"), make_inputs(64, width)) < 1e-4
+    finally:
+        kernels._make_backend.cache_clear()

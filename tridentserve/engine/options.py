@@ -23,6 +23,11 @@ def choose_host_dir(cache: Path) -> Path:
     return cache / "host"
 
 
+def choose_compile_dir(cache: Path) -> Path:
+    """The directory of compiled code where no option names one."""
+    return cache / "compiled"
+
+
 @options
 class LoopOptions:
     """Options of the work that both engines do: they call the scheduler and write down what it decides."""
@@ -108,6 +113,10 @@ class WorkerOptions:
     host_dir: Path = Field(
         default_factory=lambda: choose_host_dir(cache_dir()),
         description="Directory in which each node keeps its one copy of all weights.",
+    )
+    compile_dir: Path = Field(
+        default_factory=lambda: choose_compile_dir(cache_dir()),
+        description="Directory in which each node keeps the code that torch.compile has made.",
     )
 
     def count_denoising(self) -> int | None:

@@ -24,7 +24,7 @@ class Kernels:
     compiled: bool = Field(
         default=False,
         description="Blocks of the denoising model go through `torch.compile` at their first use, which takes up to "
-        "minutes per worker.",
+        "minutes on the first worker of a node.",
     )
 
     def __str__(self) -> str:

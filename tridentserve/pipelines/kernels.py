@@ -7,6 +7,7 @@ parallelism. The attention backends of diffusers are not used, because half of t
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -19,6 +20,9 @@ from tridentserve.models.kernels import Attention, Kernels
 from tridentserve.parallel import ulysses
 from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
 from tridentserve.pipelines.base import PipelineAdapter
+from tridentserve.pipelines.compile_cache import remove_damaged
+
+logger = logging.getLogger(__name__)
 
 _BACKENDS: dict[Attention, SDPBackend] = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -77,9 +81,24 @@ def _make_backend(attention: Attention) -> Callable[..., Any]:
     """
     inductor = torch._dynamo.lookup_backend("inductor")
 
-    def compile_graph(*args: Any, **kwargs: Any) -> Any:
+    def compile_graph(graph: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+        """The compiled graph, or the graph itself where the compiler fails: slower code is better than none."""
         with cast(Any, torch.compiler.config).patch(cache_key_tag=f"attention {attention}"):
-            return inductor(*args, **kwargs)
+            try:
+                return inductor(graph, *args, **kwargs)
+            except Exception as error:  # of a C++ compiler, a linker, a loader, or torch itself
+                failure = error
+            if remove_damaged():
+                try:
+                    return inductor(graph, *args, **kwargs)
+                except Exception as error:
+                    failure = error
+        logger.warning(
+            "torch.compile fails here, the model computes without it: %s: %s",
+            type(failure).__name__,
+            str(failure).strip().partition("\n")[0],
+        )
+        return graph.forward
 
     return compile_graph
 

@@ -42,7 +42,7 @@ def test_a_service_without_options_is_what_ships(tmp_path: Path) -> None:
     assert configured == replace(
         shipped,
         scheduler=replace(shipped.scheduler, slo_scale={"m": 2.5}),
-        worker=replace(shipped.worker, host_dir=tmp_path / "host"),
+        worker=replace(shipped.worker, host_dir=tmp_path / "host", compile_dir=tmp_path / "compiled"),
     )
 
 

@@ -92,10 +92,12 @@ def news(monkeypatch: pytest.MonkeyPatch) -> FakeNews:
     news = FakeNews()
 
     @contextmanager
-    def open_news() -> Iterator[FakeNews]:
+    def open_news(topic: str) -> Iterator[FakeNews]:
+        assert topic == "profiling"
         yield news
 
     monkeypatch.setattr("deployments.preparation.profiling.open_start_news", open_news)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "kept")
     return news
 
 

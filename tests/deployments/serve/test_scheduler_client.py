@@ -15,6 +15,7 @@ from ray.serve.exceptions import BackPressureError
 from deployments.backend import wait_for_result
 from deployments.schemas.image import build_image_request
 from deployments.serve.remote_backend import RemoteBackend
+from deployments.serve.scheduler_deployment import SchedulerDeployment
 from tests.deployments.fake_backend import MODELS, FakeBackend, make_completed, make_png
 from tests.deployments.serve.fake_scheduler import FakeHandle, as_ray_does
 from tests.support.waiting import until
@@ -195,7 +196,21 @@ async def test_cancel_and_health() -> None:
         await remote.get_health()
 
 
-async def test_health_tells_what_a_starting_scheduler_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("alive", "warming", "status"),
+    [(["w0", "w1"], {}, "ready"), (["w0"], {"w1": {"done": 1, "total": 3}}, "degraded"), ([], {"w1": {}}, "warming")],
+)
+async def test_health_names_the_workers_that_are_warmed_up_again(
+    alive: list[str], warming: dict[str, Any], status: str
+) -> None:
+    engine = SimpleNamespace(list_live_workers=lambda: alive, warming=warming, placement={})
+    scheduler: Any = SimpleNamespace(_require_engine=lambda: engine, _num_workers=2, _reconciler=None)
+    expected = {"status": status, "workers": len(alive), "workers_total": 2, "placement": {}}
+    assert await SchedulerDeployment.get_health(scheduler) == {**expected, **({"warming": warming} if warming else {})}
+
+
+@pytest.mark.parametrize("topic", ["profiling", "warming"])
+async def test_health_tells_what_a_starting_scheduler_does(topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray Serve holds the call back until the Scheduler has started. Without news, it is waited for."""
     news: dict[str, Any] = {"model": "own", "latest": "encode 64x64 degree 1"}
     started = asyncio.Event()
@@ -204,14 +219,14 @@ async def test_health_tells_what_a_starting_scheduler_measures(monkeypatch: pyte
         await started.wait()
         return {"status": "ready"}
 
-    async def read_news() -> dict[str, Any] | None:
-        return news or None
+    async def read_news() -> tuple[str, dict[str, Any]] | None:
+        return (topic, news) if news else None
 
     monkeypatch.setattr("deployments.serve.remote_backend._START_S", 0.0)
     monkeypatch.setattr("deployments.serve.remote_backend.read_start_news", read_news)
     handle: Any = SimpleNamespace(get_health=SimpleNamespace(remote=wait_for_start))
     backend = RemoteBackend(handle)
-    assert await backend.get_health() == {"status": "profiling", "workers": 0, "profiling": dict(news)}
+    assert await backend.get_health() == {"status": topic, "workers": 0, topic: dict(news)}
     news.clear()
     waiting = asyncio.create_task(backend.get_health())
     await asyncio.sleep(0)

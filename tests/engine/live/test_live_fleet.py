@@ -22,16 +22,19 @@ from tridentserve.engine.live.fleet import WorkerFleet
 from tridentserve.engine.live.handoff.peer import HandoffKey
 from tridentserve.engine.live.handoff.remote_peer import RemotePeer
 from tridentserve.engine.live.messages import ModelSource, PlanReport, PreviewNote, ProgressNote, WorkerConfig
-from tridentserve.engine.live.plan_calls import list_last_steps
+from tridentserve.engine.live.plan_calls import PeakEstimator, list_last_steps
 from tridentserve.engine.live.spawning.spawner import ActorSpawner
 from tridentserve.engine.live.transport.parcel import ParcelLayout
+from tridentserve.engine.live.warming.warm_up_runs import WarmUpOrder
+from tridentserve.engine.live.warming.warmer import Warmer, WarmUpProgress
 from tridentserve.engine.live.worker_handle import PlanItem
 from tridentserve.engine.options import WorkerOptions
 from tridentserve.errors import WorkerError
 from tridentserve.parallel import connect_store
 from tridentserve.pipelines.tiny.build import ensure_tiny
-from tridentserve.plans import DispatchPlan, PlanMember, WorkerId
+from tridentserve.plans import DispatchPlan, PlanMember, Replica, WorkerId
 from tridentserve.requests import GenerationInputs, Shape
+from tridentserve.scheduling.estimation.hot_groups import HotGroup
 from tridentserve.stages import Stage
 
 E, D, C = Stage.ENCODE, Stage.DIFFUSE, Stage.DECODE
@@ -475,6 +478,36 @@ async def test_a_full_buffer_changes_no_pixel(plans: Plans, stock: dict[str, Any
     assert np.array_equal(pixels(image), stock["sd3"])
     await plans.find_peer("w1").release_slot(block)
     await forget(plans)
+
+
+class PlacedFleet:
+    """The fleet of these tests, with a placement."""
+
+    def __init__(self, fleet: WorkerFleet, placement: dict[WorkerId, tuple[Stage, ...]]) -> None:
+        self.run_plan, self.list_handles = fleet.run_plan, fleet.list_handles
+        self._fleet = fleet
+        self._placement = placement
+
+    def list_configs(self) -> list[WorkerConfig]:
+        held = {
+            worker_id: frozenset(Replica("sd3", stage) for stage in self._placement.get(worker_id, ()))
+            for worker_id in WORKERS
+        }
+        return [replace(config, replicas=held[config.spec.worker_id]) for config in self._fleet.list_configs()]
+
+    def list_hot_groups(self) -> list[HotGroup]:
+        return [HotGroup("warm-pair", ("w0", "w1"))]
+
+
+async def test_workers_are_warmed_up_alone_and_together(plans: Plans, caplog: pytest.LogCaptureFixture) -> None:
+    workers = PlacedFleet(plans.fleet, {"w0": (E, D), "w1": (D,), "w2": (C,)})
+    sizes = tuple(replace(INPUTS, shape=shape, num_inference_steps=2) for shape in (Shape(64, 64), Shape(96, 160)))
+    told: list[WarmUpProgress] = []
+    warmer = Warmer([WarmUpOrder("sd3", sizes, (1, 2), is_compiled=False)], PeakEstimator(None))
+    await warmer.warm_all(workers, told.append)
+    await warmer.warm_again(workers, "w1")
+    assert [(progress["done"], progress["total"]) for progress in told][-1] == (6, 6)
+    assert "is not warmed up" not in caplog.text
 
 
 async def test_nothing_is_left_in_the_buffers(plans: Plans) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -25,6 +25,8 @@ from tridentserve.engine.live.plan_driver import PlanDriver
 from tridentserve.engine.live.prospects.teller import ProspectTeller
 from tridentserve.engine.live.spawning.spawner import Spawner
 from tridentserve.engine.live.updates import CompletedUpdate, FailedUpdate, QueuedUpdate, Update
+from tridentserve.engine.live.warming.warm_up_runs import WarmUpOrder
+from tridentserve.engine.live.warming.warmer import Warmer, WarmUpProgress
 from tridentserve.engine.options import EngineOptions
 from tridentserve.errors import InvalidRequestError, OverloadedError, TridentServeError
 from tridentserve.plans import WorkerId
@@ -52,15 +54,17 @@ class LiveEngine:
         abandon: Callable[[str, int, int], None],
         options: EngineOptions | None = None,
         memory: StageMemory | None = None,
+        warm_up: Sequence[WarmUpOrder] = (),
     ) -> None:
         """`abandon(group, rank, plan_id)` tells the members of a process group that one of them is gone. `memory` says
         which memory plans are expected to take, so that workers refuse plans that cannot fit; no other thread may
-        change it."""
+        change it. `warm_up`: what workers run before they take requests."""
         self._options = options or EngineOptions()
         self._labels = {config.spec.worker_id: config.label for config in workers}
         self._loop = asyncio.get_running_loop()
         self._scheduler = scheduler  # belongs to the scheduler's thread
-        self._fleet = WorkerFleet(workers, spawner, self._on_joined, self._on_lost)
+        self._warmer = Warmer(warm_up, PeakEstimator(memory))
+        self._fleet = WorkerFleet(workers, spawner, self._on_joined, self._on_lost, self._warmer)
         self._recent = RecentDecisions(self._options.explain_last)
         self._core = CoreThread(
             scheduler, self._pass_on, self._log_crash, self._options.tick_s, self._options.decision_log, self._recent
@@ -96,13 +100,19 @@ class LiveEngine:
         """The scheduler's thread is alive. Workers come and go."""
         return self._core.alive
 
-    def list_live_workers(self) -> list[WorkerId]:
-        return self._fleet.alive
+    @property
+    def warming(self) -> Mapping[WorkerId, WarmUpProgress]:
+        """The workers that have come back and are being warmed up, with how far that is."""
+        return self._warmer.progress
 
-    async def start(self) -> None:
-        """Start the scheduler and all workers; returns when all can take plans."""
+    def list_live_workers(self) -> list[WorkerId]:
+        return self._fleet.joined
+
+    async def start(self, tell_warming: Callable[[WarmUpProgress], object] = lambda progress: None) -> None:
+        """Start the scheduler and all workers; returns when all can take plans. `tell_warming` is called with how far
+        their warm-up is."""
         self._core.start()
-        await self._fleet.start()
+        await self._fleet.start(tell_warming)
         self._tasks = [self._loop.create_task(work) for work in (self._report_metrics(), self._prospects.run())]
 
     async def stop(self) -> None:
@@ -288,5 +298,5 @@ class LiveEngine:
     def _report_now(self) -> None:
         states = [record.state for record in self._records.records.values()]
         self._metrics.report(
-            states.count(RequestState.QUEUED), states.count(RequestState.RUNNING), len(self._fleet.alive)
+            states.count(RequestState.QUEUED), states.count(RequestState.RUNNING), len(self._fleet.joined)
         )

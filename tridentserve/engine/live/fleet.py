@@ -13,6 +13,7 @@ from ray.exceptions import RayError
 
 from tridentserve.engine.live.messages import UNKNOWN_PEAK, ExpectedPeak, ModelSource, WorkerConfig, WorkerReady
 from tridentserve.engine.live.spawning.spawner import Spawner
+from tridentserve.engine.live.warming.warmer import Warmer, WarmUpProgress
 from tridentserve.engine.live.worker_handle import Peers, PlanItem, WorkerHandle
 from tridentserve.errors import WorkerError
 from tridentserve.plans import DispatchPlan, PlacementPlan, WorkerId
@@ -36,9 +37,11 @@ class _FleetWorker:
     handle: WorkerHandle | None = None
     """None while the worker is down."""
     ready: WorkerReady | None = None
+    has_joined: bool = False
+    """The scheduler knows that it can take plans."""
 
     def come_up(self, handle: WorkerHandle, ready: WorkerReady) -> None:
-        """It can take plans. How many workers may denoise at once, only its node knows."""
+        """It is reached by its peers. How many workers may denoise at once, only its node knows."""
         self.handle, self.ready = handle, ready
         self.config = replace(self.config, spec=replace(self.config.spec, max_denoising=ready.max_denoising))
 
@@ -52,17 +55,28 @@ class WorkerFleet:
         spawner: Spawner,
         on_joined: Callable[[WorkerConfig], None],
         on_lost: Callable[[WorkerId, str], None],
+        warmer: Warmer | None = None,
     ) -> None:
         self._workers = {config.spec.worker_id: _FleetWorker(config, index) for index, config in enumerate(configs)}
         self._spawner = spawner
         self._on_joined = on_joined
         self._on_lost = on_lost
+        self._warmer = warmer
         self._watchers: dict[WorkerId, asyncio.Task[None]] = {}
         self._num_makings = 0  # how often hot groups have been made
 
     @property
     def alive(self) -> list[WorkerId]:
         return [worker_id for worker_id, member in self._workers.items() if member.handle is not None]
+
+    @property
+    def joined(self) -> list[WorkerId]:
+        """Those that take the scheduler's plans."""
+        return [worker_id for worker_id, member in self._workers.items() if member.has_joined]
+
+    def list_configs(self) -> list[WorkerConfig]:
+        """The configurations of the workers that are up."""
+        return [member.config for member in self._workers.values() if member.handle is not None]
 
     def get_handle(self, worker_id: WorkerId) -> WorkerHandle:
         """Raises `WorkerError` while the worker is down."""
@@ -105,20 +119,24 @@ class WorkerFleet:
     def _prepare_groups(self) -> None:
         """Have the workers that are up make the hot groups of the placement that they do not have, beside their plans.
         Nobody waits for them. All members hear of them in the same order."""
-        for worker_id, groups in self._list_hot_groups().items():
+        for worker_id, groups in self._list_groups_to_make().items():
             for handle in self.list_handles([worker_id]):
                 handle.prepare_groups(groups, self._num_makings)
 
-    def _list_hot_groups(self) -> dict[WorkerId, list[HotGroup]]:
+    def _list_groups_to_make(self) -> dict[WorkerId, list[HotGroup]]:
         """The hot groups of each worker that is up, for another making."""
         self._num_makings += 1
+        found = self.list_hot_groups()
+        members = {worker_id: [group for group in found if worker_id in group.workers] for worker_id in self.alive}
+        return {worker_id: groups for worker_id, groups in members.items() if groups}
+
+    def list_hot_groups(self) -> list[HotGroup]:
+        """The hot groups of the workers that are up."""
         configs = [member.config for member in self._workers.values() if member.handle is not None]
         placement = PlacementPlan({config.spec.worker_id: config.replicas for config in configs})
         incarnations = {config.spec.worker_id: config.incarnation for config in configs}
         width = max((config.hot_width for config in configs), default=1)
-        found = list_hot_groups([config.spec for config in configs], placement, width, incarnations)
-        members = {worker_id: [group for group in found if worker_id in group.workers] for worker_id in incarnations}
-        return {worker_id: groups for worker_id, groups in members.items() if groups}
+        return list_hot_groups([config.spec for config in configs], placement, width, incarnations)
 
     @property
     def nodes(self) -> list[str]:
@@ -149,8 +167,9 @@ class WorkerFleet:
                 calls.append(member.handle.unload_model(model))
         await asyncio.gather(*calls, return_exceptions=True)  # a worker that is lost holds nothing
 
-    async def start(self) -> None:
-        """Start all workers, each with its replicas. Raises what the first one that fails raises."""
+    async def start(self, tell: Callable[[WarmUpProgress], object] = lambda progress: None) -> None:
+        """Start all workers, each with its replicas, and warm them up, of which `tell` hears. Raises what the first one
+        that fails raises."""
         began_s = time.monotonic()
         started = {worker_id: self._spawn(member) for worker_id, member in self._workers.items()}
         num_started = 0
@@ -169,7 +188,7 @@ class WorkerFleet:
         everyone = ray.put(self._list_addresses(self._workers))  # once, not once for each of them
         await asyncio.gather(*(handle.connect_peers(everyone) for handle in started.values()))
         loaded_s = time.monotonic()
-        hot, number = self._list_hot_groups(), self._num_makings
+        hot, number = self._list_groups_to_make(), self._num_makings
         await asyncio.gather(*(self.get_handle(each).make_groups(groups, number) for each, groups in hot.items()))
         logger.info(
             "%d workers started in %.1f s, their groups in %.1f s",
@@ -177,6 +196,8 @@ class WorkerFleet:
             loaded_s - began_s,
             time.monotonic() - loaded_s,
         )
+        if self._warmer is not None:
+            await self._warmer.warm_all(self, tell)
         for worker_id in started:
             self._begin_watch(worker_id)
 
@@ -204,6 +225,7 @@ class WorkerFleet:
     def _begin_watch(self, worker_id: WorkerId) -> None:
         member, handle = self._workers[worker_id], self.get_handle(worker_id)
         self._watchers[worker_id] = asyncio.get_running_loop().create_task(self._watch(worker_id, handle))
+        member.has_joined = True
         self._on_joined(member.config)
 
     async def _watch(self, worker_id: WorkerId, handle: WorkerHandle) -> None:
@@ -214,6 +236,7 @@ class WorkerFleet:
         handle.kill()
         member = self._workers[worker_id]
         member.handle = member.ready = None
+        member.has_joined = False
         for other in self.list_handles(self.alive):  # they may be waiting for it in a collective
             other.abort_groups_of(worker_id)
         self._on_lost(worker_id, why)
@@ -226,7 +249,7 @@ class WorkerFleet:
         self._begin_watch(worker_id)
 
     async def _bring_back(self, worker_id: WorkerId, member: _FleetWorker) -> bool:
-        """Start a new incarnation and connect it with the others; False when that fails."""
+        """Start a new incarnation, connect it with the others, and warm it up; False when that fails."""
         handle: WorkerHandle | None = None
         try:
             member.config = replace(member.config, incarnation=member.config.incarnation + 1)
@@ -244,6 +267,8 @@ class WorkerFleet:
             others = self.list_handles([other for other in self.alive if other != worker_id])
             await asyncio.gather(*(other.connect_peers(newcomer) for other in others), return_exceptions=True)
             self._prepare_groups()
+            if self._warmer is not None:
+                await self._warmer.warm_again(self, worker_id)
         except Exception as error:  # whatever it is, the next try may do better
             logger.warning("worker %s did not come back: %s", worker_id, error)
             member.handle = member.ready = None

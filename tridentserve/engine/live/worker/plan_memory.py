@@ -94,12 +94,13 @@ class PlanMemory:
 
     async def _load_within_budget(self, running: RunningPlan, queued: Collection[Replica]) -> bool:
         expected, tell, loras = self._expect_peak(running), running.tell, _list_loras(running)
+        keep = self._replicas.wanted if running.plan.is_warm_up else ()  # for which none of the placement leaves
         try:
-            await self._replicas.prepare(running.needed, expected.num_bytes, queued, tell=tell, loras=loras)
+            await self._replicas.prepare(running.needed, expected.num_bytes, queued, keep, tell, loras)
         except OutOfMemoryError:
             if expected.frugal_bytes >= expected.num_bytes:
                 raise
-            await self._replicas.prepare(running.needed, expected.frugal_bytes, queued, tell=tell, loras=loras)
+            await self._replicas.prepare(running.needed, expected.frugal_bytes, queued, keep, tell, loras)
             return True
         return False
 

@@ -275,17 +275,16 @@ class PlanRunner:
 
     async def _make_report(self, running: RunningPlan, execution: Execution) -> PlanReport:
         plan, peak = running.plan, running.peak
+        decoded = {} if plan.is_warm_up else execution.decoded
         made = {
-            request_id: await asyncio.to_thread(encode_outputs, decoded, running.inputs[request_id])
-            for request_id, decoded in execution.decoded.items()
+            request_id: await asyncio.to_thread(encode_outputs, outputs, running.inputs[request_id])
+            for request_id, outputs in decoded.items()
         }
         inline = _choose_inline(made)
         if inline is None:
             self._kept[plan.plan_id] = [output for outputs in made.values() for output in outputs]
-        self._metrics.count_stages(plan, execution.spans)
-        if not execution.stopped:
-            self._metrics.set_plan_peak(plan, peak.growth_bytes, running.expected.num_bytes)
-            self._metrics.count_tiled_decodes(plan, len(execution.decoded) if execution.tiled else 0)
+        if not plan.is_warm_up:
+            self._count_plan(running, execution)
         return PlanReport(
             plan_id=plan.plan_id,
             outcome="stopped" if execution.stopped else "finished",
@@ -303,6 +302,13 @@ class PlanRunner:
             buffer_used_bytes=self._handoff.used_bytes,
             buffer_bytes=self._handoff.capacity_bytes,
         )
+
+    def _count_plan(self, running: RunningPlan, execution: Execution) -> None:
+        plan = running.plan
+        self._metrics.count_stages(plan, execution.spans)
+        if not execution.stopped:
+            self._metrics.set_plan_peak(plan, running.peak.growth_bytes, running.expected.num_bytes)
+            self._metrics.count_tiled_decodes(plan, len(execution.decoded) if execution.tiled else 0)
 
     def _make_failure(self, plan: DispatchPlan, error: Exception) -> PlanReport:
         names = ", ".join(plan.request_ids)

@@ -37,6 +37,7 @@ from tridentserve.engine.live.worker.executor import StageExecutor
 from tridentserve.engine.live.worker.plan_runner import PlanRunner
 from tridentserve.errors import ConfigError
 from tridentserve.parallel import GroupCache, connect_store
+from tridentserve.pipelines.compile_cache import open_compile_cache
 from tridentserve.plans import Replica, WorkerId
 from tridentserve.scheduling.estimation.hot_groups import HotGroup
 from tridentserve.stages import Stage
@@ -51,6 +52,7 @@ class WorkerParts:
         self.config = config
         options = config.options
         torch.set_num_threads(options.num_threads)
+        open_compile_cache(options.compile_dir)
         worker_id, device = config.spec.worker_id, torch.device(options.torch_device)
         self.device_thread = DeviceThread()
         self._metrics = WorkerMetrics(worker_id)

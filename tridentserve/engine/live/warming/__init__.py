@@ -1,0 +1,1 @@
+"""The warm-up of workers, before they take requests."""
