@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 # The result that a client gets: a PNG file per image; an MP4 file, or the frames as an array, per video.
@@ -18,8 +18,8 @@ _PRIORITY_FACTOR, _MOST_STEPS = 4.0, 5
 # The pixels of a frame that make a token.
 PIXELS_PER_TOKEN = 256
 
-# The LoRA, the quality, and the id of a request that must run alone.
-BatchKey = tuple[str | None, Quality, str | None]
+# The LoRA, the quality, the ratio of tokens, and the id of a request that must run alone.
+BatchKey = tuple[str | None, Quality, float, str | None]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -78,6 +78,9 @@ class RequestSpec:
     cheaper_quality: Quality | None = None
     """The quality to which `on_late: degrade` may lower it before it takes steps away; None where the model has
     none."""
+    token_ratio: float = 1.0
+    """Tokens of D with the request's input images, relative to those of a request of its size with as few as its model
+    takes (`Family.compute_token_ratio`). Only requests with the same one share forward passes of D."""
     step_share: float = field(default=1.0, compare=False)
     """The expected time of its steps, relative to steps that are computed whole. The scheduler sets it."""
     waited_s: float = field(default=0.0, compare=False)
@@ -91,7 +94,7 @@ class RequestSpec:
     @property
     def batch_key(self) -> BatchKey:
         """Equal for requests of one model and size that may be in a batch together."""
-        return self.lora, self.quality, self.request_id if self.alone else None
+        return self.lora, self.quality, self.token_ratio, self.request_id if self.alone else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +116,11 @@ class GenerationInputs:
     lora: str | None = None
     """A file of the model folder's `loras/`, by its name without the ending."""
     image: bytes | None = field(default=None, repr=False)
-    """The input image of a family with `takes_image`: a PNG file, RGB, of any size."""
+    """The input image, or the first of several, of a model that takes images: a PNG file, RGB, of any size."""
+    more_images: tuple[bytes, ...] = field(default=(), repr=False)
+    """The input images after the first, in the same form."""
+    token_ratio: float = 1.0
+    """See `RequestSpec.token_ratio`."""
     guidance_scale_2: float | None = None
     """The guidance scale of the steps of the second of two transformers (Wan 2.2); None for `guidance_scale`."""
     flow_shift: float | None = None
@@ -128,6 +135,15 @@ class GenerationInputs:
     """The service drew the seed, because the client gave none."""
     id_drawn: bool = field(default=False, compare=False)
     """The service drew the request id, so that no other request can have it."""
+
+    @property
+    def images(self) -> tuple[bytes, ...]:
+        """All input images."""
+        return () if self.image is None else (self.image, *self.more_images)
+
+    def without_images(self) -> GenerationInputs:
+        """The same content for workers that do not encode, and for keeping."""
+        return replace(self, image=None, more_images=()) if self.images else self
 
     @property
     def wants_previews(self) -> bool:

@@ -68,8 +68,23 @@ class ServedModel:
 
     @property
     def takes_image(self) -> bool:
-        """True if all requests of the model start from an image, False if none does."""
+        """True if requests of the model may start from images."""
         return self.family.takes_image
+
+    @property
+    def needs_image(self) -> bool:
+        """True if all requests of the model start from an image."""
+        return self.family.needs_image
+
+    @property
+    def max_images(self) -> int:
+        """The most input images of a request."""
+        most, limit = self.family.max_images, self.limits.max_images
+        return most if limit is None else min(most, limit)
+
+    def edits(self, num_images: int) -> bool:
+        """True if the model makes images from so many input images."""
+        return not self.makes_videos and self.takes_image and num_images <= self.max_images
 
     def get_max_pixels(self, num_frames: int = 1) -> int:
         """The most pixels of an image, or of each frame of a video with `num_frames`."""
@@ -187,16 +202,17 @@ class ServedModel:
 
     def to_json(self) -> dict[str, Any]:
         multiple, shape = self.family.size_multiple, self.default_shape
-        hidden = set[str]() if self.takes_image else {"max_image_bytes", "max_image_pixels"}
+        hidden = {"max_images"} if self.takes_image else {"max_images", "max_image_bytes", "max_image_pixels"}
         if self.makes_videos:
             pattern = {"frame_multiple": self.family.frame_multiple}
             size = {"size": f"{shape.width}x{shape.height}", "num_frames": shape.num_frames, "fps": self.default_fps}
         else:
             hidden, pattern = hidden | {"max_frames", "max_pixel_frames"}, {}
-            size = {"size": "auto" if self.takes_image else f"{self.default_side}x{self.default_side}"}
+            size = {"size": "auto" if self.needs_image else f"{self.default_side}x{self.default_side}"}
         return {
             "family": self.family.name,
             "input_modalities": ["text", "image"] if self.takes_image else ["text"],
+            "input_images": {"min": self.family.min_images, "max": self.max_images},
             "output_modality": "video" if self.makes_videos else "image",
             "loras": list(self.loras),
             "limits": {**self.limits.model_dump(exclude=hidden), "size_multiple": multiple, **pattern},

@@ -31,7 +31,7 @@ class StockPipeline:
     def __init__(self, source: Source, denoiser: PipelineAdapter) -> None:
         """Raises `ProfileError` for a family that starts from an image."""
         family = detect_family(source.folder)
-        if family.takes_image:
+        if family.needs_image:
             raise ProfileError(f"the stock pipeline of {family.name} starts from an image and is not timed here")
         self._source = source
         self._device = torch.device(source.device)

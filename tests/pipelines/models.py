@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 
 from tridentserve.models.families import FAMILIES
 from tridentserve.models.family import Family
-from tridentserve.models.input_image import open_input_image
+from tridentserve.models.input_image import open_input_image, open_input_images
 from tridentserve.models.model_folder import detect_family, read_family
 from tridentserve.models.number_formats import NumberFormat, NumberFormats, find_formats
 from tridentserve.pipelines import DenoisingState, PipelineAdapter, load_adapter
@@ -59,7 +59,7 @@ VIDEOS = (
 )
 ALL = (*IMAGES, *VIDEOS)
 # The families whose requests start from an image.
-FROM_IMAGES = tuple(name for name in ALL if FAMILIES[name].takes_image)
+FROM_IMAGES = tuple(name for name in ALL if FAMILIES[name].needs_image)
 # A model of each family whose published recipe is not the common number format. The stock pipeline of SDXL needs
 # a layer of the published VAE then.
 PUBLISHED = tuple("sdxl-1.0" if name == "sdxl" else name for name in ALL if FAMILIES[name].number_formats)
@@ -190,6 +190,10 @@ def _timestep_per_token(folder: Path) -> None:
     edit_json(folder / "model_index.json", expand_timesteps=True)
 
 
+def _keep(folder: Path) -> None:
+    """The same model, for requests with several input images."""
+
+
 # The changes that make each variant of a family's tiny model, as published models and schedulers have them.
 _CHANGES: dict[str, Callable[[Path], None]] = {
     "sd3-medium": replace_model(diffusers.SD3Transformer2DModel, dual_attention_layers=(), qk_norm=None),
@@ -208,6 +212,9 @@ _CHANGES: dict[str, Callable[[Path], None]] = {
     "hunyuan_dit-1.2": replace_model(diffusers.HunyuanDiT2DModel, use_style_cond_and_image_meta_size=False),
     "flux2_klein-distilled": lambda folder: edit_json(folder / "model_index.json", is_distilled=True),
     "qwen_image_edit_plus-2511": replace_model(diffusers.QwenImageTransformer2DModel, zero_cond_t=True),
+    "qwen_image_edit_plus-images": _keep,
+    "flux2-images": _keep,
+    "flux2_klein-images": _keep,
     "cogvideox-2b": _two_billion,
     "cogvideox-1.5": replace_model(diffusers.CogVideoXTransformer3DModel, patch_size_t=2, sample_frames=81),
     "cogvideox_i2v-1.0": _version_1,
@@ -223,6 +230,8 @@ _CHANGES: dict[str, Callable[[Path], None]] = {
 # Stock pipelines do not give flow matching schedulers the request's generator: with noise at each step they give
 # something else each time. The others do not make all sizes of the tests.
 _APART = ("sd3-stochastic", "wan-2.2-ti2v", "wan_i2v-2.2-ti2v", "cogvideox_i2v-learned")
+# Their requests have several input images.
+WITH_IMAGES = tuple(variant for variant, change in _CHANGES.items() if change is _keep)
 VARIANTS = (*ALL, *(variant for variant in _CHANGES if variant not in _APART))
 
 
@@ -232,9 +241,11 @@ def make_inputs(
     """A request to a model. A video has the lowest number of frames above one, and an image is added where one is
     needed, in the output's proportions where the stock pipeline keeps those of the image."""
     num_frames = changes.pop("num_frames", (family_of(variant).frame_multiple or 0) + 1)
-    if family_of(variant).takes_image:
+    if family_of(variant).needs_image:
         size = (5 * height // 4, 5 * width // 4) if family_of(variant).image_pixels else ()
         changes.setdefault("image", make_image(0, *size))
+    if variant in WITH_IMAGES:
+        changes = {"image": make_image(0, 70, 100), "more_images": (make_image(1, 120, 66),)} | changes
     arguments: dict[str, Any] = {
         "prompt": "a lighthouse in a storm",
         "negative_prompt": "fog",
@@ -401,6 +412,8 @@ def _input_image(family: str, inputs: GenerationInputs) -> dict[str, Any]:
     """Each family's arguments for the input image."""
     if inputs.image is None:
         return {}
+    if inputs.more_images or family in ("flux2", "flux2_klein"):
+        return {"image": open_input_images(inputs)}
     match family:
         case "flux_kontext":
             # The image has the output's size, and the stock pipeline resizes neither of them.

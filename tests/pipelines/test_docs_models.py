@@ -22,6 +22,13 @@ HEADER = (
 FORMATS_HEADER = "| family | E | D | C |\n| --- | --- | --- | --- |\n"
 
 
+def describe_inputs(family: Family) -> str:
+    images = "an image" if family.max_images == 1 else f"up to {family.max_images} images"
+    if family.needs_image:
+        return f"{images} and text"
+    return f"text, and {images}" if family.takes_image else "text"
+
+
 def row(family: Family) -> str:
     adapter = importlib.import_module(f"tridentserve.pipelines.adapters.{family.name}").ADAPTER
     frames = f"videos of {family.frame_multiple} k + 1 frames" if family.frame_multiple else "images"
@@ -31,7 +38,7 @@ def row(family: Family) -> str:
     cells = (
         f"`{family.name}`",
         f"`{family.pipeline_class}`",
-        "an image and text" if family.takes_image else "text",
+        describe_inputs(family),
         frames,
         f"multiples of {family.size_multiple}",
         f"{family.default_steps}",
