@@ -119,6 +119,8 @@ class GenerationInputs:
     """The input image, or the first of several, of a model that takes images: a PNG file, RGB, of any size."""
     more_images: tuple[bytes, ...] = field(default=(), repr=False)
     """The input images after the first, in the same form."""
+    mask: bytes | None = field(default=None, repr=False)
+    """The mask of the input image, for a family with `takes_mask`: a PNG file, grey, white where to paint anew."""
     token_ratio: float = 1.0
     """See `RequestSpec.token_ratio`."""
     guidance_scale_2: float | None = None
@@ -141,9 +143,14 @@ class GenerationInputs:
         """All input images."""
         return () if self.image is None else (self.image, *self.more_images)
 
+    @property
+    def files(self) -> tuple[bytes, ...]:
+        """All input images, and the mask."""
+        return self.images if self.mask is None else (*self.images, self.mask)
+
     def without_images(self) -> GenerationInputs:
-        """The same content for workers that do not encode, and for keeping."""
-        return replace(self, image=None, more_images=()) if self.images else self
+        """The same content for workers that do not encode, and for keeping: without images and mask."""
+        return replace(self, image=None, more_images=(), mask=None) if self.files else self
 
     @property
     def wants_previews(self) -> bool:

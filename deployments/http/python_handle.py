@@ -106,8 +106,10 @@ def _choose_model(body: Mapping[str, Any], models: Mapping[str, ServedModel]) ->
         False: _find_image(body, "image", "images"),
         True: _find_image(body, "input_reference", "image_reference"),
     }
-    from_image = (model for model in models.values() if has_image[model.makes_videos])
-    return next((model for model in from_image if model.takes_image), next(iter(models.values())))
+    from_image = [model for model in models.values() if has_image[model.makes_videos] and model.takes_image]
+    has_mask = _find_image(body, "mask")
+    alike = (model for model in from_image if model.takes_mask == has_mask)
+    return next(alike, next(iter(from_image), next(iter(models.values()))))
 
 
 def _merge(body: Mapping[str, Any]) -> dict[str, Any]:

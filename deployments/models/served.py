@@ -82,6 +82,11 @@ class ServedModel:
         most, limit = self.family.max_images, self.limits.max_images
         return most if limit is None else min(most, limit)
 
+    @property
+    def takes_mask(self) -> bool:
+        """True if all requests of the model bring a mask, False if none does."""
+        return self.family.takes_mask
+
     def edits(self, num_images: int) -> bool:
         """True if the model makes images from so many input images."""
         return not self.makes_videos and self.takes_image and num_images <= self.max_images
@@ -213,6 +218,7 @@ class ServedModel:
             "family": self.family.name,
             "input_modalities": ["text", "image"] if self.takes_image else ["text"],
             "input_images": {"min": self.family.min_images, "max": self.max_images},
+            "takes_mask": self.takes_mask,
             "output_modality": "video" if self.makes_videos else "image",
             "loras": list(self.loras),
             "limits": {**self.limits.model_dump(exclude=hidden), "size_multiple": multiple, **pattern},

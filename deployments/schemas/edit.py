@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -18,10 +18,9 @@ from deployments.schemas.image import (
     make_image_id,
     resolve_size,
 )
-from deployments.schemas.image_field import ImagesField, build_beside_loop, encode_input_images
+from deployments.schemas.image_field import ImageField, ImagesField, build_beside_loop, encode_input_images, encode_mask
 from deployments.schemas.model_choice import check_size, choose_model
-from tridentserve.errors import InvalidRequestError
-from tridentserve.models.input_image import check_image_count
+from tridentserve.models.input_image import check_image_count, check_mask_presence
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape
 
 
@@ -32,7 +31,7 @@ class EditRequest(ImageRequest):
     elsewhere: ClassVar[Mapping[str, str]] = {"input_reference": "the input image is called image here"}
 
     image: ImagesField = Field(repr=False)
-    mask: Any = Field(default=None, description="Masks are refused: the whole image is edited.")
+    mask: ImageField | None = Field(default=None, repr=False)
     input_fidelity: Literal["high", "low"] | None = Field(
         default=None, description="The field is accepted because OpenAI's clients send it. It has no effect."
     )
@@ -44,11 +43,13 @@ def build_edit_request(request: EditRequest, models: Mapping[str, ServedModel]) 
 
     Raises `InvalidRequestError`, or its subclass `UnknownModelError`.
     """
-    model = choose_model(request.model, models, videos=False, from_image=True)
-    if request.mask is not None:
-        raise InvalidRequestError("mask: is not supported by this model, which edits the whole image", "mask")
+    has_mask = request.mask is not None
+    editors = {name: model for name, model in models.items() if model.edits(1) and model.takes_mask == has_mask}
+    # A request that names no model gets one that takes its mask, or none, where there is one.
+    model = choose_model(request.model, models if request.model is not None else editors or models, False, True)
+    check_mask_presence(model.family, has_mask, editors)
     check_limits(request, model)
-    others = [name for name, other in models.items() if other.edits(len(request.image))]
+    others = [name for name, other in editors.items() if other.edits(len(request.image))]
     check_image_count(model.family, len(request.image), model.max_images, "image", others)
 
     def choose_shape(width: int, height: int) -> Shape:
@@ -59,7 +60,8 @@ def build_edit_request(request: EditRequest, models: Mapping[str, ServedModel]) 
     encoded = encode_input_images(request.image, model, "image", choose_shape)
     spec, inputs = build_request(request, model, encoded.shape, make_image_id())
     first, *more = encoded.files
-    inputs = replace(inputs, image=first, more_images=tuple(more), token_ratio=encoded.token_ratio)
+    mask = None if request.mask is None else encode_mask(request.mask, encoded, "mask")
+    inputs = replace(inputs, image=first, more_images=tuple(more), mask=mask, token_ratio=encoded.token_ratio)
     return replace(spec, token_ratio=encoded.token_ratio), add_file_format(inputs, request)
 
 

@@ -17,7 +17,7 @@ from deployments.models.served import ServedModel
 from deployments.schemas.fields import SentFile
 from deployments.schemas.image_limits import DecodingThreads
 from tridentserve.errors import InvalidRequestError
-from tridentserve.models.input_image import check_sides, encode_png, read_image, shrink_image
+from tridentserve.models.input_image import check_sides, encode_png, read_image, read_mask, shrink_image
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape
 
 _HOW = "send the image itself: a file in a multipart form, or base64 or a data URL as a text"
@@ -116,6 +116,10 @@ class EncodedImages:
     """The shape of the output."""
     token_ratio: float
     """See `RequestSpec.token_ratio`."""
+    size: tuple[int, int]
+    """The width and height of the first image as it was sent."""
+    left_bytes: int
+    """The bytes that the files leave of those that the model takes."""
 
 
 def encode_input_images(
@@ -128,7 +132,7 @@ def encode_input_images(
     image, for images that are together beyond the model's limits, and what `choose_shape` raises."""
     names = [param] if len(sent) == 1 else [f"{param}[{index}]" for index in range(len(sent))]
     left_bytes, left_pixels = model.limits.max_image_bytes, model.limits.max_image_pixels
-    files, sizes, shape, beside = list[bytes](), list[tuple[int, int]](), None, ""
+    files, sizes, sent_sizes, shape, beside = list[bytes](), list[tuple[int, int]](), list[tuple[int, int]](), None, ""
     for value, name in zip(sent, names, strict=True):
         content = value if isinstance(value, bytes) else _decode_base64(value, left_bytes, name, beside)
         if len(content) > left_bytes:
@@ -137,13 +141,25 @@ def encode_input_images(
         beside = _BESIDE_OTHERS
         check_sides(model.family, image, name)
         left_bytes, left_pixels = left_bytes - len(content), left_pixels - image.width * image.height
+        sent_sizes.append(image.size)
         shape = shape or choose_shape(image.width, image.height)
         image = shrink_image(image, shape, model.family)
         files.append(encode_png(image))
         sizes.append(image.size)
     if shape is None:
         raise InvalidRequestError(f"{param}: is required: {_HOW}", param)
-    return EncodedImages(tuple(files), shape, model.family.compute_token_ratio(shape, sizes))
+    ratio = model.family.compute_token_ratio(shape, sizes)
+    return EncodedImages(tuple(files), shape, ratio, sent_sizes[0], left_bytes)
+
+
+def encode_mask(sent: bytes | str, images: EncodedImages, param: str) -> bytes:
+    """The mask of the first of these images as workers take it: a grey PNG file of the image's size, white where the
+    image is to be painted anew. Raises `InvalidRequestError`, which names the field `param`."""
+    left_bytes = images.left_bytes
+    content = sent if isinstance(sent, bytes) else _decode_base64(sent, left_bytes, param, _BESIDE_OTHERS)
+    if len(content) > left_bytes:
+        raise _make_size_error(left_bytes, param, _BESIDE_OTHERS)
+    return encode_png(read_mask(content, images.size, param))
 
 
 def _decode_base64(text: str, max_bytes: int, param: str, beside: str) -> bytes:

@@ -129,11 +129,11 @@ class SchedulerDeployment:
         self, spec: RequestSpec, inputs: GenerationInputs, with_progress: bool = True
     ) -> AsyncGenerator[list[Update], None]:
         """See `LiveEngine`. A request whose images have no room beside those of the others is refused."""
-        if not self._images.has_room(inputs.images):
+        if not self._images.has_room(inputs.files):
             message = "the images of unfinished requests take all their room, try again later"
             yield [FailedUpdate(spec.request_id, OverloadedError.code, message)]
             return
-        with self._images.hold(inputs.images):
+        with self._images.hold(inputs.files):
             engine = self._require_engine()
             async with aclosing(engine.generate_in_batches(spec, inputs, with_progress)) as batches:
                 async for batch in batches:

@@ -37,6 +37,7 @@ IMAGE_LIMITS = Limits(min_side=32, max_side=256, max_pixels=192 * 256, max_image
 WITH_IMAGES = {
     **WITH_VIDEOS,
     "tiny-kontext": ServedModel("tiny-kontext", FAMILIES["flux_kontext"], IMAGE_LIMITS, loras=("ink",)),
+    "tiny-fill": ServedModel("tiny-fill", FAMILIES["flux_fill"], IMAGE_LIMITS),
     "tiny-plus": ServedModel("tiny-plus", FAMILIES["qwen_image_edit_plus"], IMAGE_LIMITS),
     "tiny-klein": ServedModel("tiny-klein", FAMILIES["flux2_klein"], IMAGE_LIMITS.model_copy(update={"max_images": 2})),
     "tiny-wan-i2v": ServedModel(

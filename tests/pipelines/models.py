@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 
 from tridentserve.models.families import FAMILIES
 from tridentserve.models.family import Family
-from tridentserve.models.input_image import open_input_image, open_input_images
+from tridentserve.models.input_image import open_input_image, open_input_images, open_mask
 from tridentserve.models.model_folder import detect_family, read_family
 from tridentserve.models.number_formats import NumberFormat, NumberFormats, find_formats
 from tridentserve.pipelines import DenoisingState, PipelineAdapter, load_adapter
@@ -37,6 +37,7 @@ IMAGES = (
     "sd3",
     "flux",
     "flux_kontext",
+    "flux_fill",
     "pixart_sigma",
     "qwen_image",
     "qwen_image_edit",
@@ -244,6 +245,8 @@ def make_inputs(
     if family_of(variant).needs_image:
         size = (5 * height // 4, 5 * width // 4) if family_of(variant).image_pixels else ()
         changes.setdefault("image", make_image(0, *size))
+    if family_of(variant).takes_mask:
+        changes.setdefault("mask", make_mask())
     if variant in WITH_IMAGES:
         changes = {"image": make_image(0, 70, 100), "more_images": (make_image(1, 120, 66),)} | changes
     arguments: dict[str, Any] = {
@@ -263,6 +266,16 @@ def make_image(seed: int = 0, height: int = 52, width: int = 70) -> bytes:
     colours = np.random.default_rng(seed).integers(0, 256, (3, 4, 3), dtype=np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(colours).resize((width, height), Image.Resampling.BILINEAR).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+@functools.cache
+def make_mask(height: int = 52, width: int = 70) -> bytes:
+    """A PNG file with a white disc on black, soft at its edge."""
+    rows, columns = np.mgrid[:height, :width]
+    distance = np.hypot(rows / height - 0.4, columns / width - 0.6)
+    buffer = io.BytesIO()
+    Image.fromarray((255 * np.clip(3 - 8 * distance, 0, 1)).astype(np.uint8)).save(buffer, format="PNG")
     return buffer.getvalue()
 
 
@@ -420,6 +433,8 @@ def _input_image(family: str, inputs: GenerationInputs) -> dict[str, Any]:
             size = (inputs.shape.width, inputs.shape.height)
             resized = open_input_image(inputs).resize(size, Image.Resampling.LANCZOS)
             return {"image": resized, "_auto_resize": False, "max_area": inputs.shape.pixels}
+        case "flux_fill":
+            return {"image": open_input_image(inputs), "mask_image": open_mask(inputs)}
         case "cogvideox_i2v":
             return {"image": [open_input_image(inputs)] * inputs.num_outputs}
         case _:
@@ -433,7 +448,7 @@ def _guidance(family: str, pipe: Any, inputs: GenerationInputs) -> dict[str, Any
         scale["guidance_scale_2"] = inputs.guidance_scale_2
     negative = {"negative_prompt": inputs.negative_prompt}
     match family:
-        case "flux" | "flux_kontext" | "flux2" | "hunyuan_video":
+        case "flux" | "flux_kontext" | "flux_fill" | "flux2" | "hunyuan_video":
             return scale
         case "cogvideox" | "cogvideox_i2v":
             return scale | {"negative_prompt": [inputs.negative_prompt] * inputs.num_outputs}

@@ -24,6 +24,8 @@ FORMATS_HEADER = "| family | E | D | C |\n| --- | --- | --- | --- |\n"
 
 def describe_inputs(family: Family) -> str:
     images = "an image" if family.max_images == 1 else f"up to {family.max_images} images"
+    if family.takes_mask:
+        return f"{images}, its mask and text"
     if family.needs_image:
         return f"{images} and text"
     return f"text, and {images}" if family.takes_image else "text"

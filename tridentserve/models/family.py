@@ -76,6 +76,8 @@ class Family:
     image_fit: ImageFit | None = None
     """The way in which E resizes input images, where E needs nothing else of them, so that the API can resize them
     before. None: E needs images as they are, or takes none."""
+    takes_mask: bool = False
+    """True where every request brings a mask of the part of its input image that is painted anew. Others bring none."""
     frame_multiple: int | None = None
     """A video has one frame more than a multiple of this number. None: the family makes images only."""
     default_shape: Shape | None = None

@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import NoReturn
 
-from PIL import Image, ImageOps
+from PIL import Image, ImageChops, ImageOps
 
 from tridentserve.errors import InvalidRequestError
 from tridentserve.models.family import Family
@@ -34,6 +34,23 @@ def read_image(content: bytes, max_pixels: int, param: str = "image", beside: st
     the field `param` and quotes nothing of the file. `beside` says in the error that other images have taken a part of
     the pixels.
     """
+    return _read(content, max_pixels, _convert_to_rgb, param, beside)
+
+
+def read_mask(content: bytes, size: tuple[int, int], param: str = "mask") -> Image.Image:
+    """Decode the mask of an image of this width and height: white where the image is to be painted anew. Where the file
+    is transparent somewhere, the transparent part is painted anew, and otherwise the white part. Raises as `read_image`
+    does, and for a mask of another size."""
+    mask = _read(content, size[0] * size[1], _convert_to_mask, param, " with this image")
+    if mask.size != size:
+        _refuse(param, f"must have the size of the image, {size[0]}x{size[1]} pixels")
+    return mask
+
+
+def _read(
+    content: bytes, max_pixels: int, convert: Callable[[Image.Image], Image.Image], param: str, beside: str
+) -> Image.Image:
+    """Decode a still image as `read_image` says, and convert it when it is upright."""
     if not content:
         _refuse(param, "is an empty file")
     try:
@@ -46,7 +63,7 @@ def read_image(content: bytes, max_pixels: int, param: str = "image", beside: st
                 _refuse(param, "must be a still image, this one is animated")
             if image.format in ("JPEG", "MPO") and len(_START_OF_SCAN.findall(content)) > _MAX_JPEG_SCANS:
                 _refuse(param, f"is a JPEG file with more than {_MAX_JPEG_SCANS} scans")
-            return _convert_to_rgb(ImageOps.exif_transpose(image))
+            return convert(ImageOps.exif_transpose(image))
     except InvalidRequestError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
@@ -107,8 +124,21 @@ def encode_png(image: Image.Image) -> bytes:
 
 
 def check_images(family: Family, inputs: GenerationInputs) -> None:
-    """Raise `InvalidRequestError` unless a request has as many input images as its family takes."""
+    """Raise `InvalidRequestError` unless a request has as many input images as its family takes, and a mask exactly
+    when it takes one."""
     check_image_count(family, len(inputs.images), family.max_images, "image")
+    check_mask_presence(family, inputs.mask is not None)
+
+
+def check_mask_presence(family: Family, is_given: bool, others: Collection[str] = ()) -> None:
+    """Raise `InvalidRequestError` unless a mask is given exactly when the family takes one.
+
+    `others` names the models that would take the request with its mask, or without one."""
+    there = f"; {', '.join(others)}" if others else "; no served model"
+    if family.takes_mask and not is_given:
+        _refuse("mask", f"is required: {family.name} paints the masked part of an image{there} would do without")
+    if is_given and not family.takes_mask:
+        _refuse("mask", f"must be left out: {family.name} makes the whole image{there} would take it")
 
 
 def check_image_count(family: Family, count: int, most: int, param: str, others: Collection[str] = ()) -> None:
@@ -137,6 +167,13 @@ def open_input_images(inputs: GenerationInputs) -> list[Image.Image]:
     return [_open_png(content) for content in inputs.images]
 
 
+def open_mask(inputs: GenerationInputs) -> Image.Image:
+    """Decode a request's mask in its own size. Raises `InvalidRequestError` when it has none."""
+    if inputs.mask is None:
+        _refuse("mask", "is required: this model paints the masked part of an image")
+    return _open_png(inputs.mask)
+
+
 def _open_png(content: bytes) -> Image.Image:
     with Image.open(io.BytesIO(content), formats=("PNG",)) as image:
         return image.convert("RGB")
@@ -150,6 +187,14 @@ def _convert_to_rgb(image: Image.Image) -> Image.Image:
         return image.convert("RGB")
     white = Image.new("RGBA", image.size, "white")
     return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
+
+
+def _convert_to_mask(image: Image.Image) -> Image.Image:
+    if image.has_transparency_data:
+        alpha = image.convert("RGBA").getchannel("A")
+        if alpha.getextrema()[0] != alpha.getextrema()[1] or alpha.getpixel((0, 0)) == 0:
+            return ImageChops.invert(alpha)
+    return _convert_to_rgb(image).convert("L")
 
 
 def _check_proportion(image: Image.Image, most: int, param: str) -> None:

@@ -69,6 +69,7 @@ export function post(path, fields, images = null, signal = undefined) {
   const form = new FormData();
   for (const [name, value] of Object.entries(fields)) form.append(name, String(value));
   for (const file of images.files) form.append(images.name, file);
+  if (images.mask !== null) form.append("mask", images.mask);
   return call(path, { method: "POST", body: form, signal: signal ?? null });
 }
 

@@ -28,6 +28,7 @@ export class Composer {
     this.frames = find("frames", HTMLInputElement);
     this.rate = find("rate", HTMLInputElement);
     this.image = find("image", HTMLInputElement);
+    this.mask = find("mask", HTMLInputElement);
     this.problem = find("composer-problem", HTMLParagraphElement);
     /** @type {Model[]} */
     this.models = [];
@@ -104,12 +105,14 @@ export class Composer {
     this.rate.placeholder = String(defaults.fps ?? "");
     this.image.required = needsImage;
     this.image.multiple = model.input_images.max > 1;
+    this.mask.required = model.takes_mask;
     this.more.fit(model);
     for (const [field, isShown] of /** @type {[HTMLInputElement, boolean][]} */ ([
       [this.frames, isVideo],
       [this.rate, isVideo],
       [this.count, !isVideo],
       [this.image, takesImage],
+      [this.mask, model.takes_mask],
     ])) {
       find(`${field.id}-field`, HTMLDivElement).hidden = !isShown;
       field.disabled = !isShown; // what nobody sees must not keep the form from being sent
@@ -120,7 +123,7 @@ export class Composer {
   ask() {
     const model = this.chosen;
     const isWhole = [...this.form.elements].every(
-      (field) => field === this.prompt || field === this.image || isValid(field),
+      (field) => field === this.prompt || field === this.image || field === this.mask || isValid(field),
     );
     if (model === undefined || !isWhole) return void this.quote.show(null);
     const fields = this.readTimed(model);
@@ -163,7 +166,8 @@ export class Composer {
     }
     const files = model.input_images.max > 0 ? [...(this.image.files ?? [])] : [];
     const name = isVideo ? "input_reference" : "image";
-    return { model, fields, images: files.length > 0 ? { name, files } : null };
+    const mask = (model.takes_mask && this.mask.files?.[0]) || null;
+    return { model, fields, images: files.length > 0 ? { name, files, mask } : null };
   }
 }
 

@@ -69,10 +69,12 @@ async def test_several_images_and_none() -> None:
         {"model": "tiny-plus", "image": [image, image]},
         {"model": "tiny-klein", "extra_body": {"image": image}},
         {"model": "tiny-klein"},
+        {"image": image, "mask": image},
     ]
     for body in asked:
         await generate(backend, WITH_IMAGES, {"prompt": "a cat", **body})
-    assert [len(inputs.images) for _, inputs in backend.seen] == [2, 1, 0]
+    assert [len(inputs.images) for _, inputs in backend.seen] == [2, 1, 0, 1]
+    assert backend.seen[-1][0].model == "tiny-fill"
 
 
 @pytest.mark.parametrize(

@@ -239,6 +239,8 @@ class ClientRequests:
 
 
 def _make_comparable(inputs: GenerationInputs) -> GenerationInputs:
-    """The inputs without the seed, which the service may have drawn, and with digests of the input images."""
+    """The inputs without the seed, which the service may have drawn, and with digests of the input images and the
+    mask."""
     digests = [hashlib.blake2b(image).digest() for image in inputs.images]
-    return replace(inputs, seed=0, image=next(iter(digests), None), more_images=tuple(digests[1:]))
+    mask = None if inputs.mask is None else hashlib.blake2b(inputs.mask).digest()
+    return replace(inputs, seed=0, image=next(iter(digests), None), more_images=tuple(digests[1:]), mask=mask)

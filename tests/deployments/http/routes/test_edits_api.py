@@ -9,12 +9,16 @@ from base64 import b64encode
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from PIL import Image
 
+from deployments.schemas.edit import EditRequest, build_edit_request
+from deployments.schemas.image import parse_as
 from deployments.schemas.image_field import count_image_chars
 from tests.deployments.clients import IMAGES, get_error, open_client, open_image_client, parse_events
 from tests.deployments.fake_backend import MODELS, WITH_IMAGES, FakeBackend, make_png
+from tridentserve.errors import InvalidRequestError
 from tridentserve.models.input_image import encode_png, read_image
 from tridentserve.requests import Shape
 
@@ -139,7 +143,20 @@ async def test_a_stream() -> None:
             "has 2 images, this model takes 1 at most; tiny-plus",
         ),
         ({"json": {**BODY, "image": [BASE64, BASE64]}}, "image", TOO_MANY),
-        ({"data": TEXTS, "files": {"image": FILE, "mask": FILE}}, "mask", "not supported by this model"),
+        (
+            {"data": {**TEXTS, "model": "tiny-kontext"}, "files": {"image": FILE, "mask": FILE}},
+            "mask",
+            "must be left out: flux_kontext makes the whole image; tiny-fill would take it",
+        ),
+        ({"json": {**BODY, "model": "tiny-fill"}}, "mask", "is required: flux_fill paints the masked part of an image"),
+        ({"data": TEXTS, "files": {"image": FILE, "mask": ("m.png", make_png(48, 64))}}, "mask", "image, 64x48 pixels"),
+        (
+            {"data": TEXTS, "files": {"image": FILE, "mask": ("m.png", make_png(65, 48))}},
+            "mask",
+            "more than 3072 pixels",
+        ),
+        ({"data": TEXTS, "files": {"image": FILE, "mask": b"%PDF"}}, "mask", "mask: cannot be read"),
+        ({"json": {**BODY, "mask": "http://host/mask.png"}}, "mask", "nothing is fetched"),
         ({"data": {**TEXTS, "image": BASE64}, "files": {"image": FILE}}, "image", "image: is given twice in the form"),
         ({"data": TEXTS, "files": {"image": b""}}, "image", "empty"),
         ({"json": {**BODY, "image": ""}}, "image", "empty"),
@@ -204,6 +221,43 @@ async def test_several_images(sent: dict[str, Any]) -> None:
     assert spec.shape == Shape(48, 64)  # the first image's
     # D has 4096 tokens of each image; the profile of the size has those of one.
     assert spec.token_ratio == inputs.token_ratio == (12 + 2 * 4096) / (12 + 4096)
+
+
+def make_mask(kind: str) -> bytes:
+    """The left half is to be painted anew."""
+    if kind == "transparent":
+        mask = Image.new("RGBA", (64, 48), (9, 9, 9, 255))
+        mask.paste((200, 0, 0, 0), (0, 0, 32, 48))
+    else:
+        mask = Image.new(kind, (64, 48), "black")
+        mask.paste("white", (0, 0, 32, 48))
+    buffer = io.BytesIO()
+    mask.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["transparent", "RGB", "L", "1", "RGBA"])
+async def test_a_mask_is_transparent_or_white_where_to_paint(kind: str) -> None:
+    backend, mask = FakeBackend(), make_mask(kind)
+    for sent in (
+        {"data": TEXTS, "files": {"image": FILE, "mask": ("mask.png", mask)}},
+        {"json": {**BODY, "mask": b64encode(mask).decode()}},
+    ):
+        answer = await edit(backend, **sent)
+        assert answer.status_code == 200, answer.text
+    assert {spec.model for spec, _ in backend.seen} == {"tiny-fill"}  # none is named, and this one takes masks
+    for _, inputs in backend.seen:
+        painted = np.asarray(Image.open(io.BytesIO(inputs.mask or b"")))
+        assert painted.shape == (48, 64)
+        assert (painted[:, :32] == 255).all()
+        assert (painted[:, 32:] == 0).all()
+
+
+def test_a_service_that_paints_no_part_of_an_image_says_so() -> None:
+    request = parse_as(EditRequest, {**BODY, "mask": b64encode(make_mask("L")).decode()})
+    only = {"tiny-kontext": WITH_IMAGES["tiny-kontext"]}
+    with pytest.raises(InvalidRequestError, match="makes the whole image; no served model would take it"):
+        build_edit_request(request, only)
 
 
 async def test_a_model_that_may_do_without_images() -> None:
@@ -291,7 +345,8 @@ async def test_models_say_what_they_take() -> None:
     async with open_image_client(FakeBackend()) as http:
         told = {model["id"]: model for model in (await http.get("/v1/models")).json()["data"]}
     takes = {name: model["input_modalities"] for name, model in told.items() if "image" in model["input_modalities"]}
-    assert set(takes) == {"tiny-kontext", "tiny-plus", "tiny-klein", "tiny-wan-i2v"}
+    assert set(takes) == {"tiny-kontext", "tiny-fill", "tiny-plus", "tiny-klein", "tiny-wan-i2v"}
+    assert {name for name, model in told.items() if model["takes_mask"]} == {"tiny-fill"}
     assert {tuple(modalities) for modalities in takes.values()} == {("text", "image")}
     numbers = {name: tuple(model["input_images"].values()) for name, model in told.items()}
     assert [numbers[name] for name in ("tiny-kontext", "tiny-plus", "tiny-klein", "tiny-wan-i2v", "tiny-sd3")] == [
