@@ -55,19 +55,35 @@ def list_legs(stages: Collection[Stage], apart: Collection[Stage]) -> list[froze
 
 
 def compute_stages_peak_bytes(
-    times: StageTimes, model: str, stages: Iterable[Stage], shape: Shape, degree: int = 1, batch: int = 1
+    times: StageTimes,
+    model: str,
+    stages: Iterable[Stage],
+    shape: Shape,
+    degree: int = 1,
+    batch: int = 1,
+    token_ratio: float = 1.0,
 ) -> int:
     """Peak activation bytes of stages that run one after the other on one worker: that of the largest.
 
-    DIFFUSE runs at `degree`; ENCODE and DECODE run whole on one worker (or unit). `ProfileError` outside the profile.
+    DIFFUSE runs at `degree`, with `token_ratio` times the tokens that were profiled; ENCODE and DECODE run whole on one
+    worker (or unit). `ProfileError` outside the profile.
     """
     return max(
-        times.peak_bytes(model, stage, shape, degree if stage is Stage.DIFFUSE else 1, batch) for stage in stages
+        math.ceil(token_ratio * times.peak_bytes(model, stage, shape, degree, batch))
+        if stage is Stage.DIFFUSE
+        else times.peak_bytes(model, stage, shape, 1, batch)
+        for stage in stages
     )
 
 
 def compute_peak_bytes_by_degree(
-    times: StageTimes, model: str, stages: Collection[Stage], shape: Shape, degrees: Iterable[int], batch: int = 1
+    times: StageTimes,
+    model: str,
+    stages: Collection[Stage],
+    shape: Shape,
+    degrees: Iterable[int],
+    batch: int = 1,
+    token_ratio: float = 1.0,
 ) -> dict[int, int]:
     """`compute_stages_peak_bytes` at each degree that was profiled up to this size (wide degrees need not cover small
     sizes, nor narrow ones large sizes). `ProfileError` when none covers it."""
@@ -75,7 +91,7 @@ def compute_peak_bytes_by_degree(
     uncovered: ProfileError | None = None
     for degree in degrees:
         try:
-            peaks[degree] = compute_stages_peak_bytes(times, model, stages, shape, degree, batch)
+            peaks[degree] = compute_stages_peak_bytes(times, model, stages, shape, degree, batch, token_ratio)
         except ProfileError as error:
             uncovered = uncovered or error
     if not peaks and uncovered is not None:

@@ -251,10 +251,10 @@ def _format_example(url: str, model: ServedModel) -> str:
     prompt = _PROMPT[: model.limits.max_prompt_chars]
     decode = "base64.b64decode(json.load(sys.stdin)['data'][0]['b64_json'])"
     save = f"""| python3 -c "import base64, json, sys; open('image.png', 'wb').write({decode})\""""
-    if model.makes_videos or model.takes_image:
+    if model.makes_videos or model.needs_image:
         route, field = ("videos/sync", "input_reference") if model.makes_videos else ("images/edits", "image")
         form = {"model": model.name, "prompt": f"'{prompt}'", "num_inference_steps": steps}
-        source = {field: "@YOUR_IMAGE.png"} if model.takes_image else {}
+        source = {field: "@YOUR_IMAGE.png"} if model.needs_image else {}
         fields = " ".join(f"-F {name}={value}" for name, value in (form | source).items())
         return f"    curl -s {url}/v1/{route} {fields} " + (
             "-o video.mp4" if model.makes_videos else f"\\\n      {save}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from tridentserve.models.lora_files import LoraUse
@@ -20,8 +20,8 @@ _PRIORITY_FACTOR, _MOST_STEPS = 4.0, 5
 # The pixels of a frame that make a token.
 PIXELS_PER_TOKEN = 256
 
-# The quality, and the id of a request that must run alone.
-BatchKey = tuple[Quality, str | None]
+# The quality, the ratio of tokens, and the id of a request that must run alone.
+BatchKey = tuple[Quality, float, str | None]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -83,6 +83,9 @@ class RequestSpec:
     cheaper_quality: Quality | None = None
     """The quality to which `on_late: degrade` may lower it before it takes steps away; None where the model has
     none."""
+    token_ratio: float = 1.0
+    """Tokens of D with the request's input images, relative to those of a request of its size with as few as its model
+    takes (`Family.compute_token_ratio`). Only requests with the same one share forward passes of D."""
     step_share: float = field(default=1.0, compare=False)
     """The expected time of its steps, relative to steps that are computed whole. The scheduler sets it."""
     waited_s: float = field(default=0.0, compare=False)
@@ -96,7 +99,7 @@ class RequestSpec:
     @property
     def batch_key(self) -> BatchKey:
         """Equal for requests of one model and size that may be in a batch together."""
-        return self.quality, self.request_id if self.alone or self.whole else None
+        return self.quality, self.token_ratio, self.request_id if self.alone or self.whole else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,13 @@ class GenerationInputs:
     loras: tuple[LoraUse, ...] = ()
     """The LoRAs, in the order in which their changes are added."""
     image: bytes | None = field(default=None, repr=False)
-    """The input image of a family with `takes_image`: a PNG file, RGB, of any size."""
+    """The input image, or the first of several, of a model that takes images: a PNG file, RGB, of any size."""
+    more_images: tuple[bytes, ...] = field(default=(), repr=False)
+    """The input images after the first, in the same form."""
+    mask: bytes | None = field(default=None, repr=False)
+    """The mask of the input image, for a family with `takes_mask`: a PNG file, grey, white where to paint anew."""
+    token_ratio: float = 1.0
+    """See `RequestSpec.token_ratio`."""
     guidance_scale_2: float | None = None
     """The guidance scale of the steps of the second of two transformers (Wan 2.2); None for `guidance_scale`."""
     flow_shift: float | None = None
@@ -133,6 +142,20 @@ class GenerationInputs:
     """The service drew the seed, because the client gave none."""
     id_drawn: bool = field(default=False, compare=False)
     """The service drew the request id, so that no other request can have it."""
+
+    @property
+    def images(self) -> tuple[bytes, ...]:
+        """All input images."""
+        return () if self.image is None else (self.image, *self.more_images)
+
+    @property
+    def files(self) -> tuple[bytes, ...]:
+        """All input images, and the mask."""
+        return self.images if self.mask is None else (*self.images, self.mask)
+
+    def without_images(self) -> GenerationInputs:
+        """The same content for workers that do not encode, and for keeping: without images and mask."""
+        return replace(self, image=None, more_images=(), mask=None) if self.files else self
 
     @property
     def wants_previews(self) -> bool:

@@ -42,13 +42,18 @@ class Limits(Args):
     max_prompt_chars: int = Field(
         default=4096, ge=1, description="Most characters of the prompt, and of the negative prompt."
     )
+    max_images: int | None = Field(
+        default=None,
+        ge=1,
+        description="Most input images of one request; without it as many as the model's family takes.",
+    )
     max_image_bytes: int = Field(
         default=20 * MIB,
         ge=1,
-        description="Largest file of an input image, in bytes, of models that start from one.",
+        description="Most bytes of the files of all input images of one request, of models that take images.",
     )
     max_image_pixels: int = Field(
-        default=4096 * 4096, ge=1, description="Largest product of width and height of an input image, in pixels."
+        default=4096 * 4096, ge=1, description="Most pixels (width times height) of all input images of one request."
     )
 
 

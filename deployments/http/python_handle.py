@@ -80,10 +80,11 @@ async def _build_request(
     if model is not None and model.makes_videos:
         video = parse_as(HandleVideoRequest, body, lenient=lenient)
         video = video.model_copy(update={"model": model.name})
-        built = await build_beside_loop(lambda: build_video_request(video, known), video.input_reference, arrived_s)
+        has_image = video.input_reference is not None
+        built = await build_beside_loop(lambda: build_video_request(video, known), has_image, arrived_s)
         return *built, describe_ignored(list_ignored(video, model, streams))
     image: ImageRequest
-    if model is not None and model.takes_image:
+    if model is not None and (model.needs_image or (model.takes_image and _find_image(body, "image", "images"))):
         image = parse_as(EditRequest, body, lenient=lenient).model_copy(update={"model": model.name})
     else:
         image = parse_image_request(body, lenient)
@@ -94,20 +95,31 @@ async def _build_request(
 def _choose_model(body: Mapping[str, Any], models: Mapping[str, ServedModel]) -> ServedModel | None:
     """The model for a body; None where its `model` is no name. Raises `UnknownModelError` for a model that is not
     served, and while none is (the only one is being drained, for example)."""
-    fields = {**_as_mapping(_as_mapping(body).get("extra_body")), **_as_mapping(body)}
-    name = fields.get("model")
+    name = _merge(body).get("model")
     if isinstance(name, str):
         name = drop_default_name(name, models)
     if not models or (isinstance(name, str) and name not in models):
         raise make_unknown_model_error(models)
     if name is not None:
         return models[name] if isinstance(name, str) else None
-    sent_image = {
-        False: fields.get("image", fields.get("images")),
-        True: fields.get("input_reference", fields.get("image_reference")),
+    has_image = {
+        False: _find_image(body, "image", "images"),
+        True: _find_image(body, "input_reference", "image_reference"),
     }
-    from_image = (model for model in models.values() if sent_image[model.makes_videos] is not None)
-    return next((model for model in from_image if model.takes_image), next(iter(models.values())))
+    from_image = [model for model in models.values() if has_image[model.makes_videos] and model.takes_image]
+    has_mask = _find_image(body, "mask")
+    alike = (model for model in from_image if model.takes_mask == has_mask)
+    return next(alike, next(iter(from_image), next(iter(models.values()))))
+
+
+def _merge(body: Mapping[str, Any]) -> dict[str, Any]:
+    return {**_as_mapping(_as_mapping(body).get("extra_body")), **_as_mapping(body)}
+
+
+def _find_image(body: Mapping[str, Any], *names: str) -> bool:
+    """True where the body has an input image under one of these names."""
+    fields = _merge(body)
+    return any(fields.get(name) is not None for name in names)
 
 
 def _as_mapping(value: Any) -> Mapping[str, Any]:

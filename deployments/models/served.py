@@ -73,8 +73,28 @@ class ServedModel:
 
     @property
     def takes_image(self) -> bool:
-        """True if all requests of the model start from an image, False if none does."""
+        """True if requests of the model may start from images."""
         return self.family.takes_image
+
+    @property
+    def needs_image(self) -> bool:
+        """True if all requests of the model start from an image."""
+        return self.family.needs_image
+
+    @property
+    def max_images(self) -> int:
+        """The most input images of a request."""
+        most, limit = self.family.max_images, self.limits.max_images
+        return most if limit is None else min(most, limit)
+
+    @property
+    def takes_mask(self) -> bool:
+        """True if all requests of the model bring a mask, False if none does."""
+        return self.family.takes_mask
+
+    def edits(self, num_images: int) -> bool:
+        """True if the model makes images from so many input images."""
+        return not self.makes_videos and self.takes_image and num_images <= self.max_images
 
     def allows(self, shape: Shape) -> bool:
         """True where a request may ask for this shape."""
@@ -204,17 +224,19 @@ class ServedModel:
 
     def to_json(self) -> dict[str, Any]:
         multiple, shape = self.family.size_multiple, self.default_shape
-        hidden = set[str]() if self.takes_image else {"max_image_bytes", "max_image_pixels"}
+        hidden = {"max_images"} if self.takes_image else {"max_images", "max_image_bytes", "max_image_pixels"}
         if self.makes_videos:
             pattern = {"frame_multiple": self.family.frame_multiple}
             size = {"size": f"{shape.width}x{shape.height}", "num_frames": shape.num_frames, "fps": self.default_fps}
         else:
             hidden, pattern = hidden | {"max_frames", "max_pixel_frames"}, {}
-            size = {"size": "auto" if self.takes_image else f"{self.default_side}x{self.default_side}"}
+            size = {"size": "auto" if self.needs_image else f"{self.default_side}x{self.default_side}"}
         return {
             "family": self.family.name,
             **({"pipeline": self.family.pipeline_class, "lacks": list(LACKS)} if self.family.whole else {}),
             "input_modalities": ["text", "image"] if self.takes_image else ["text"],
+            "input_images": {"min": self.family.min_images, "max": self.max_images},
+            "takes_mask": self.takes_mask,
             "output_modality": "video" if self.makes_videos else "image",
             "loras": [lora.name for lora in self.loras],
             "limits": {**self.limits.model_dump(exclude=hidden), "size_multiple": multiple, **pattern},

@@ -1,10 +1,10 @@
-"""The body of an edit: a request for images that starts from an image."""
+"""The body of an edit: a request for images that starts from images."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -18,9 +18,9 @@ from deployments.schemas.image import (
     make_image_id,
     resolve_size,
 )
-from deployments.schemas.image_field import ImageField, build_beside_loop, encode_input_image
+from deployments.schemas.image_field import ImageField, ImagesField, build_beside_loop, encode_input_images, encode_mask
 from deployments.schemas.model_choice import check_size, choose_model
-from tridentserve.errors import InvalidRequestError
+from tridentserve.models.input_image import check_image_count, check_mask_presence
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape
 
 
@@ -30,8 +30,8 @@ class EditRequest(ImageRequest):
     other_names: ClassVar[Mapping[str, str]] = {"images": "image"}
     elsewhere: ClassVar[Mapping[str, str]] = {"input_reference": "the input image is called image here"}
 
-    image: ImageField = Field(repr=False)
-    mask: Any = Field(default=None, description="Masks are refused: the whole image is edited.")
+    image: ImagesField = Field(repr=False)
+    mask: ImageField | None = Field(default=None, repr=False)
     input_fidelity: Literal["high", "low"] | None = Field(
         default=None, description="The field is accepted because OpenAI's clients send it. It has no effect."
     )
@@ -39,32 +39,39 @@ class EditRequest(ImageRequest):
 
 def build_edit_request(request: EditRequest, models: Mapping[str, ServedModel]) -> tuple[RequestSpec, GenerationInputs]:
     """The request as the scheduler and the workers get it. The default model is the first of `models` that edits
-    images. Decodes the image, which may take a second.
+    images. Decodes the images, which may take a second.
 
     Raises `InvalidRequestError`, or its subclass `UnknownModelError`.
     """
-    model = choose_model(request.model, models, videos=False, from_image=True)
-    if request.mask is not None:
-        raise InvalidRequestError("mask: is not supported by this model, which edits the whole image", "mask")
+    has_mask = request.mask is not None
+    editors = {name: model for name, model in models.items() if model.edits(1) and model.takes_mask == has_mask}
+    # A request that names no model gets one that takes its mask, or none, where there is one.
+    model = choose_model(request.model, models if request.model is not None else editors or models, False, True)
+    check_mask_presence(model.family, has_mask, editors)
     check_limits(request, model)
+    others = [name for name, other in editors.items() if other.edits(len(request.image))]
+    check_image_count(model.family, len(request.image), model.max_images, "image", others)
 
     def choose_shape(width: int, height: int) -> Shape:
         width, height, param = resolve_size(request, model.choose_size_near(width, height))
         check_size(width, height, param, model)
         return Shape(height=height, width=width)
 
-    image, shape = encode_input_image(request.image, model, "image", choose_shape)
-    spec, inputs = build_request(request, model, shape, make_image_id())
-    return spec, replace(add_file_format(inputs, request), image=image)
+    encoded = encode_input_images(request.image, model, "image", choose_shape)
+    spec, inputs = build_request(request, model, encoded.shape, make_image_id())
+    first, *more = encoded.files
+    mask = None if request.mask is None else encode_mask(request.mask, encoded, "mask")
+    inputs = replace(inputs, image=first, more_images=tuple(more), mask=mask, token_ratio=encoded.token_ratio)
+    return replace(spec, token_ratio=encoded.token_ratio), add_file_format(inputs, request)
 
 
 async def build_images(
     request: ImageRequest, models: Mapping[str, ServedModel], arrived_s: float
 ) -> tuple[RequestSpec, GenerationInputs]:
-    """An edit or another request for images, as the scheduler and the workers get it. The image of an edit is decoded
+    """An edit or another request for images, as the scheduler and the workers get it. The images of an edit are decoded
     beside the event loop, and the request counts the seconds since `arrived_s` (of the monotonic clock). Raises as
     `build_edit_request` and `build_image_request` do, and `OverloadedError`."""
     if not isinstance(request, EditRequest):
         return build_image_request(request, models)
     known = dict(models)  # they may change beside the thread
-    return await build_beside_loop(lambda: build_edit_request(request, known), request.image, arrived_s)
+    return await build_beside_loop(lambda: build_edit_request(request, known), True, arrived_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Lock
@@ -44,20 +44,22 @@ class DecodingThreads:
 
 
 class ImageBudget:
-    """Bounds the bytes of images that are held at once. One image always has room. It is used in one thread."""
+    """Bounds the bytes of images that are held at once. The images of one request always have room. It is used in one
+    thread."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._held_bytes = 0
 
-    def has_room(self, image: bytes | None) -> bool:
-        """True if the image can be held now; None always can."""
-        return not image or not self._held_bytes or self._held_bytes + len(image) <= self._max_bytes
+    def has_room(self, images: Sequence[bytes]) -> bool:
+        """True if the images can be held now; none always can."""
+        num_bytes = sum(map(len, images))
+        return not num_bytes or not self._held_bytes or self._held_bytes + num_bytes <= self._max_bytes
 
     @contextmanager
-    def hold(self, image: bytes | None) -> Iterator[None]:
-        """Count the image until the end of the context."""
-        num_bytes = len(image or b"")
+    def hold(self, images: Sequence[bytes]) -> Iterator[None]:
+        """Count the images until the end of the context."""
+        num_bytes = sum(map(len, images))
         self._held_bytes += num_bytes
         try:
             yield

@@ -23,13 +23,13 @@ def choose_model(
     Raises `UnknownModelError`."""
     name = drop_default_name(name, models)
     kind = _name_kind(videos, from_image)
-    fitting = {key: model for key, model in models.items() if _name_kind(model.makes_videos, model.takes_image) == kind}
+    fitting = {key: model for key, model in models.items() if _fits(model, videos, from_image)}
     if name is not None and name in models and name not in fitting:
         if from_image and not videos and not models[name].makes_videos:
             raise UnknownModelError(
                 "model: this one makes images from text alone; send it the prompt without an image", "model"
             )
-        other = _name_kind(models[name].makes_videos, models[name].takes_image)
+        other = _name_kind(models[name].makes_videos, models[name].needs_image)
         raise UnknownModelError(f"model: this one {other}; send the request to {_ROUTES[other]}", "model")
     if not fitting:
         raise UnknownModelError(f"model: none of the served models {kind}", "model")
@@ -48,6 +48,13 @@ def drop_default_name(name: str | None, models: Mapping[str, ServedModel]) -> st
 def make_unknown_model_error(served: Iterable[str]) -> UnknownModelError:
     there = f"there are {names}" if (names := ", ".join(served)) else "no model is, at the moment"
     return UnknownModelError(f"model: this model is not served; {there}", "model")
+
+
+def _fits(model: ServedModel, videos: bool, from_image: bool) -> bool:
+    """True where a route of this kind takes the model. The route of videos tells by itself which takes an image."""
+    if videos or model.makes_videos:
+        return videos and model.makes_videos
+    return model.takes_image if from_image else not model.needs_image
 
 
 def _name_kind(videos: bool, from_image: bool) -> str:

@@ -23,7 +23,7 @@ from deployments.schemas.image import (
 from deployments.schemas.image_field import ImageField, encode_input_image
 from deployments.schemas.model_choice import check_size, choose_model
 from tridentserve.errors import InvalidRequestError
-from tridentserve.models.input_image import check_image_presence
+from tridentserve.models.input_image import check_image_count
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape
 
 MAX_SECONDS = 3600.0
@@ -88,7 +88,7 @@ def build_video_request(
     model = choose_model(request.model, models, videos=True, from_image=request.input_reference is not None)
     has_image = request.input_reference is not None
     others = [name for name, other in models.items() if other.makes_videos and other.takes_image == has_image]
-    check_image_presence(model.family, has_image, _IMAGE_FIELD, others)
+    check_image_count(model.family, int(has_image), model.max_images, _IMAGE_FIELD, others)
     check_limits(request, model)
     fps = request.fps or float(model.default_fps)
     image, shape = None, model.default_shape

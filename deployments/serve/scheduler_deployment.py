@@ -135,12 +135,12 @@ class SchedulerDeployment:
     async def generate_in_batches(
         self, spec: RequestSpec, inputs: GenerationInputs, with_progress: bool = True
     ) -> AsyncGenerator[list[Update], None]:
-        """See `LiveEngine`. A request whose image has no room beside those of the others is refused."""
-        if not self._images.has_room(inputs.image):
+        """See `LiveEngine`. A request whose images have no room beside those of the others is refused."""
+        if not self._images.has_room(inputs.files):
             message = "the images of unfinished requests take all their room, try again later"
             yield [FailedUpdate(spec.request_id, OverloadedError.code, message)]
             return
-        with self._images.hold(inputs.image):
+        with self._images.hold(inputs.files):
             engine = self._require_engine()
             async with aclosing(engine.generate_in_batches(spec, inputs, with_progress)) as batches:
                 async for batch in batches:

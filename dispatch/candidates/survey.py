@@ -17,7 +17,7 @@ from dispatch.candidates.work import Waiting, Work
 from dispatch.options import DispatchOptions
 from dispatch.solver.problem import GroupKind
 from dispatch.workers.auxiliaries import Auxiliaries, AuxiliaryGroup, TransferSeconds, name_replica
-from dispatch.workers.memory_fit import FittingDegrees, MemoryCheck
+from dispatch.workers.memory_fit import DenoisingLoad, FittingDegrees, MemoryCheck
 from dispatch.workers.pools import Pool, WorkerSnapshot, take_snapshot
 from dispatch.workers.residency import LoadTimes
 from tridentserve.errors import ProfileError
@@ -61,7 +61,8 @@ def find_route(
             lack = "no auxiliary has the memory for" if holders else "there is no auxiliary for"
             return f"{primary} workers: {lack} {stage}"
     stages = primary.stages if work.needs_encode else primary.stages - {Stage.ENCODE}
-    fitting = memory.find_degrees(pool, work.model, stages, work.shape, work.num_outputs, work.batch)
+    load = DenoisingLoad(work.shape, work.num_outputs, work.batch, work.token_ratio)
+    fitting = memory.find_degrees(pool, work.model, stages, load)
     return fitting if isinstance(fitting, str) else Route(primary, fitting, groups)
 
 

@@ -20,28 +20,41 @@ class Work(NamedTuple):
     num_steps: int
     needs_encode: bool
     batch: int = 1
-    batch_key: BatchKey = ("exact", None)
+    batch_key: BatchKey = ("exact", 1.0, None)
     weight: float = 1.0
     """The weight that the requests have by their priority."""
     step_share: float = 1.0
     """See `RequestSpec.step_share`."""
     whole: bool = False
     """See `RequestSpec.whole`."""
+    token_ratio: float = 1.0
+    """See `RequestSpec.token_ratio`."""
 
     @classmethod
     def from_spec(cls, spec: RequestSpec) -> Work:
-        steps = spec.num_inference_steps
-        key, share = spec.batch_key, spec.step_share
-        return cls(spec.model, spec.shape, spec.num_outputs, steps, True, 1, key, spec.weight, share, spec.whole)
+        return cls._of(spec, spec.num_inference_steps, True)
 
     @classmethod
     def from_pending(cls, pending: PendingRequest) -> Work:
         """A request whose D was stopped has its condition already, and fewer steps to go."""
         spec = pending.spec
         num_steps = max(spec.num_inference_steps - pending.steps_done, 0)
-        encode, key = not pending.encoded, spec.batch_key
-        common = (spec.model, spec.shape, spec.num_outputs)
-        return cls(*common, num_steps, encode, 1, key, spec.weight, spec.step_share, spec.whole)
+        return cls._of(spec, num_steps, not pending.encoded)
+
+    @classmethod
+    def _of(cls, spec: RequestSpec, num_steps: int, needs_encode: bool) -> Work:
+        return cls(
+            spec.model,
+            spec.shape,
+            spec.num_outputs,
+            num_steps,
+            needs_encode,
+            batch_key=spec.batch_key,
+            weight=spec.weight,
+            step_share=spec.step_share,
+            token_ratio=spec.token_ratio,
+            whole=spec.whole,
+        )
 
     def count_outputs_at_once(self, stage: Stage) -> int:
         """The number of outputs that a call of a stage makes: a batch is decoded one member after the other."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from dispatch.options import DispatchOptions
 from dispatch.workers.pools import Pool
@@ -36,6 +37,18 @@ class FittingDegrees:
     """The stages that have to be plans of their own at a degree, where there are any."""
 
 
+class DenoisingLoad(NamedTuple):
+    """All that matters of a batch of requests to the memory that it takes."""
+
+    shape: Shape
+    num_outputs: int
+    """The outputs of each request."""
+    batch: int = 1
+    """The number of requests."""
+    token_ratio: float = 1.0
+    """See `RequestSpec.token_ratio`."""
+
+
 class MemoryCheck:
     """Memory checks. Peaks and weights are part of the profile and are not learned, unlike times."""
 
@@ -54,7 +67,7 @@ class MemoryCheck:
         return self._units[replicas]
 
     def find_degrees(
-        self, pool: Pool, model: str, stages: frozenset[Stage], shape: Shape, num_outputs: int, batch: int
+        self, pool: Pool, model: str, stages: frozenset[Stage], load: DenoisingLoad
     ) -> FittingDegrees | str:
         """The degrees of D at which these stages of a batch fit the memory and the nodes of a pool, or why there are
         none. The members of a batch are decoded one after the other. `ProfileError` for what is not profiled.
@@ -63,9 +76,9 @@ class MemoryCheck:
         where they are divided among a unit of workers.
         """
         widest = min(pool.largest_node, self._options.max_degree or pool.largest_node)
-        key = (pool.memory_bytes, pool.replicas, widest, model, stages, shape, num_outputs, batch)
+        key = (pool.memory_bytes, pool.replicas, widest, model, stages, load)
         if (known := self._degrees.get(key)) is None:
-            known = self._degrees[key] = self._find_degrees(pool, widest, model, stages, shape, num_outputs, batch)
+            known = self._degrees[key] = self._find_degrees(pool, widest, model, stages, load)
         return known
 
     def fits_auxiliary(
@@ -91,14 +104,7 @@ class MemoryCheck:
         return self._free_bytes[key]
 
     def _find_degrees(
-        self,
-        pool: Pool,
-        widest: int,
-        model: str,
-        stages: frozenset[Stage],
-        shape: Shape,
-        num_outputs: int,
-        batch: int,
+        self, pool: Pool, widest: int, model: str, stages: frozenset[Stage], load: DenoisingLoad
     ) -> FittingDegrees | str:
         kind = pool.types[model]
         profiled = self._times.degrees(model, Stage.DIFFUSE)
@@ -109,7 +115,7 @@ class MemoryCheck:
             fitting: dict[int, frozenset[Stage]] = {}
             least_bytes = 0
             for apart in list_ways_apart(stages) if pool.unit == 1 else [frozenset[Stage]()]:
-                needed = self._compute_needs(pool, model, stages, apart, shape, degrees, num_outputs, batch, in_tiles)
+                needed = self._compute_needs(pool, model, stages, apart, load, degrees, in_tiles)
                 least_bytes = min(needed.values())
                 for degree, need_bytes in needed.items():
                     if need_bytes <= pool.memory_bytes - self._options.handoff_reserve_bytes:
@@ -129,10 +135,8 @@ class MemoryCheck:
         model: str,
         stages: frozenset[Stage],
         apart: frozenset[Stage],
-        shape: Shape,
+        load: DenoisingLoad,
         degrees: Collection[int],
-        num_outputs: int,
-        batch: int,
         in_tiles: bool,
     ) -> dict[int, int]:
         """Bytes for weights and activations at each degree, with some stages as plans of their own. In units of several
@@ -141,24 +145,20 @@ class MemoryCheck:
         for leg in list_legs(stages, apart):
             held = pool.replicas if pool.unit > 1 else [Replica(model, stage) for stage in leg]
             weights_bytes = sum_weights_bytes(self._times, held)
-            peaks = self._compute_peaks(model, leg, shape, list(needs), num_outputs, batch, in_tiles)
+            peaks = self._compute_peaks(model, leg, load, list(needs), in_tiles)
             needs = {degree: max(needs[degree], weights_bytes + peak) for degree, peak in peaks.items()}
         return needs
 
     def _compute_peaks(
-        self,
-        model: str,
-        stages: Collection[Stage],
-        shape: Shape,
-        degrees: Collection[int],
-        num_outputs: int,
-        batch: int,
-        in_tiles: bool,
+        self, model: str, stages: Collection[Stage], load: DenoisingLoad, degrees: Collection[int], in_tiles: bool
     ) -> dict[int, int]:
-        together = [stage for stage in stages if (batch == 1 and not in_tiles) or stage is not Stage.DECODE]
+        shape, num_outputs = load.shape, load.num_outputs
+        together = [stage for stage in stages if (load.batch == 1 and not in_tiles) or stage is not Stage.DECODE]
         peaks = dict.fromkeys(degrees, 0)
         if together:
-            peaks = compute_peak_bytes_by_degree(self._times, model, together, shape, degrees, num_outputs * batch)
+            peaks = compute_peak_bytes_by_degree(
+                self._times, model, together, shape, degrees, num_outputs * load.batch, load.token_ratio
+            )
         if len(together) < len(stages):
             if in_tiles:
                 decode_bytes = frugal_decode_bytes(self._times, model, shape, batch=num_outputs)

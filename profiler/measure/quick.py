@@ -70,7 +70,7 @@ def measure_quickly(
             table = run(degrees, table)
         except (ProfileError, RuntimeError) as error:
             logger.warning("%s is served at degree 1 only: degree %d failed: %s", model, degrees[-1], error)
-    if not family.takes_image:
+    if not family.needs_image:
         table = _level_encode(table)
     return add_unmeasured(table, shapes)
 

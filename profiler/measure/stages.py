@@ -133,9 +133,10 @@ def set_threads(num_threads: int) -> None:
 def build_inputs(source: Source, shape: Shape, steps: int) -> GenerationInputs:
     """The request that is measured, with an image of noise where the family starts from one."""
     family = detect_family(source.folder)
-    image = _make_noise(shape) if family.takes_image else None
+    image = _make_noise(shape) if family.needs_image else None
     scale = family.default_guidance_scale if source.guidance_scale is None else source.guidance_scale
-    return GenerationInputs(_PROMPT, shape, steps, scale, seed=0, image=image)
+    mask = image if family.takes_mask else None  # noise in each channel makes grey noise
+    return GenerationInputs(_PROMPT, shape, steps, scale, seed=0, image=image, mask=mask)
 
 
 @lru_cache(maxsize=1)

@@ -39,7 +39,7 @@ class StockPipeline:
             raise ProfileError(
                 f"a {family.pipeline_class} is served as its stock pipeline, which nothing compares with"
             )
-        if family.takes_image:
+        if family.needs_image:
             raise ProfileError(f"the stock pipeline of {family.name} starts from an image and is not timed here")
         self._source = source
         self._device = torch.device(source.device)

@@ -46,6 +46,9 @@ WITH_IMAGES = {
     "tiny-kontext": ServedModel(
         "tiny-kontext", FAMILIES["flux_kontext"], IMAGE_LIMITS, loras=make_loras("tiny-kontext", "ink")
     ),
+    "tiny-fill": ServedModel("tiny-fill", FAMILIES["flux_fill"], IMAGE_LIMITS),
+    "tiny-plus": ServedModel("tiny-plus", FAMILIES["qwen_image_edit_plus"], IMAGE_LIMITS),
+    "tiny-klein": ServedModel("tiny-klein", FAMILIES["flux2_klein"], IMAGE_LIMITS.model_copy(update={"max_images": 2})),
     "tiny-wan-i2v": ServedModel(
         "tiny-wan-i2v", FAMILIES["wan_i2v"], VIDEO_LIMITS.model_copy(update={"max_image_pixels": 10**6})
     ),

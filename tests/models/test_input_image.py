@@ -6,6 +6,7 @@ import io
 import struct
 import zlib
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,18 @@ from PIL import Image
 from tridentserve.errors import InvalidRequestError
 from tridentserve.models.families import FAMILIES
 from tridentserve.models.family import ImageFit
-from tridentserve.models.input_image import check_image, encode_png, open_input_image, read_image, shrink_image
+from tridentserve.models.input_image import (
+    check_images,
+    check_sides,
+    encode_png,
+    open_input_image,
+    open_input_images,
+    read_image,
+    shrink_image,
+)
 from tridentserve.requests import GenerationInputs, Shape
 
+FITTING = {family.image_fit: family for family in (FAMILIES["flux_kontext"], FAMILIES["hunyuan_video_15_i2v"])}
 MANY = 10**6
 NOISE = np.random.default_rng(0).integers(0, 256, (24, 40, 4), dtype=np.uint8)
 COLOURS = Image.fromarray(NOISE[..., :3])
@@ -186,11 +196,11 @@ def test_a_request_has_an_image_when_its_family_starts_from_one() -> None:
     without = GenerationInputs("a fox", Shape(64, 64), 4, 3.5, 7)
     png = encode_png(read_image(file_of(COLOURS), MANY))
     with_one = GenerationInputs("a fox", Shape(64, 64), 4, 3.5, 7, image=png)
-    check_image(FAMILIES["flux_kontext"], with_one)
-    check_image(FAMILIES["flux"], without)
+    check_images(FAMILIES["flux_kontext"], with_one)
+    check_images(FAMILIES["flux"], without)
     for family, inputs in (("flux_kontext", without), ("flux", with_one)):
         with pytest.raises(InvalidRequestError, match=f"image: .*{family} starts from a"):
-            check_image(FAMILIES[family], inputs)
+            check_images(FAMILIES[family], inputs)
     assert np.array_equal(np.asarray(open_input_image(with_one)), np.asarray(COLOURS))
     assert open_input_image(with_one).mode == "RGB"
     with pytest.raises(InvalidRequestError, match="required"):
@@ -198,19 +208,60 @@ def test_a_request_has_an_image_when_its_family_starts_from_one() -> None:
     assert "PNG" not in repr(with_one)
 
 
+def test_a_request_has_as_many_images_as_its_family_takes() -> None:
+    png = encode_png(read_image(file_of(COLOURS), MANY))
+    three = GenerationInputs("a fox", Shape(64, 64), 4, 3.5, 7, image=png, more_images=(png, png))
+    for family in ("flux2", "flux2_klein", "qwen_image_edit_plus"):
+        check_images(FAMILIES[family], three)
+    for inputs in (three.without_images(), replace(three, more_images=())):
+        check_images(FAMILIES["flux2"], inputs)
+    assert len(open_input_images(three)) == 3
+    assert not open_input_images(three.without_images())
+    for family, most in (("flux_kontext", 1), ("qwen_image_edit", 1), ("flux2_klein", 4)):
+        with pytest.raises(InvalidRequestError, match=f"image: has 5 images, this model takes {most} at most"):
+            check_images(FAMILIES[family], replace(three, more_images=(png,) * 4))
+
+
+def test_sides_that_the_stock_pipeline_refuses_are_refused() -> None:
+    flux2, kontext = FAMILIES["flux2"], FAMILIES["flux_kontext"]
+    for width, height in ((64, 512), (1000, 1000)):
+        check_sides(flux2, Image.new("RGB", (width, height)))
+    for size, says in (((63, 100), "at least 64 pixels"), ((64, 513), "more than 8 times as long")):
+        with pytest.raises(InvalidRequestError, match=says):
+            check_sides(flux2, Image.new("RGB", size), "image[1]")
+        check_sides(kontext, Image.new("RGB", size))
+
+
+def test_tokens_of_further_images_count_beside_those_of_profiles() -> None:
+    square = Shape(1024, 1024)  # 4096 tokens, as one of a megapixel has
+    flux2, plus, kontext = (FAMILIES[name] for name in ("flux2", "qwen_image_edit_plus", "flux_kontext"))
+    assert flux2.compute_token_ratio(square, []) == 1.0
+    assert flux2.compute_token_ratio(square, [(1024, 1024), (512, 1039)]) == 1 + 1 + 32 * 64 / 4096
+    assert plus.compute_token_ratio(square, [(70, 70)]) == kontext.compute_token_ratio(square, [(9, 9)]) == 1.0
+    assert plus.compute_token_ratio(square, [(70, 70)] * 3) == 2.0
+
+
 @pytest.mark.parametrize("fit", ["stretch", "crop"])
 def test_an_image_is_made_smaller_and_never_larger(fit: ImageFit) -> None:
     square = Image.new("RGB", (200, 200))
     square.paste("white", (50, 0, 150, 200))  # of 100:200, the middle that a crop leaves
-    small = shrink_image(square, Shape(100, 50), fit)
+    family = FITTING[fit]
+    small = shrink_image(square, Shape(100, 50), family)
     assert small.size == (50, 100)
     assert (np.asarray(small)[:, 5:45] == 255).all() == (fit == "crop")
     for shape in (Shape(200, 200), Shape(64, 1000), Shape(400, 400)):
-        assert shrink_image(square, shape, fit) is square
-    assert shrink_image(square, Shape(16, 16), None) is square
+        assert shrink_image(square, shape, family) is square
+    assert shrink_image(square, Shape(16, 16), FAMILIES["wan_i2v"]) is square
 
 
 def test_a_strip_is_not_blown_up_to_be_cropped() -> None:
     strip = Image.new("RGB", (1000, 10))
-    assert shrink_image(strip, Shape(64, 64), "crop") is strip
-    assert shrink_image(strip, Shape(64, 64), "stretch").size == (64, 64)
+    assert shrink_image(strip, Shape(64, 64), FITTING["crop"]) is strip
+    assert shrink_image(strip, Shape(64, 64), FITTING["stretch"]).size == (64, 64)
+
+
+def test_an_image_keeps_its_proportions_and_has_a_megapixel_at_most() -> None:
+    flux2 = FAMILIES["flux2"]
+    assert shrink_image(Image.new("RGB", (4096, 1024)), Shape(64, 64), flux2).size == (2048, 512)
+    whole = Image.new("RGB", (1024, 1024))
+    assert shrink_image(whole, Shape(64, 64), flux2) is whole

@@ -13,7 +13,16 @@ import pytest
 import torch
 
 from tests.parallel.members import Member, Pool
-from tests.pipelines.models import PARALLEL, QUICK, families, final_latents, load_stage, make_inputs, start
+from tests.pipelines.models import (
+    PARALLEL,
+    QUICK,
+    WITH_IMAGES,
+    families,
+    final_latents,
+    load_stage,
+    make_inputs,
+    start,
+)
 from tridentserve.errors import ConfigError
 from tridentserve.models.kernels import Kernels
 from tridentserve.parallel import SequenceGroup, sequence_parallel
@@ -27,6 +36,7 @@ OTHERS = (
     "sd3-medium",
     "flux-schnell",
     "qwen_image_edit_plus-2511",
+    *WITH_IMAGES,
     "cogvideox-1.5",
     "cogvideox-2b",
     "wan-2.2",

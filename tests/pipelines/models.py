@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 
 from tridentserve.models.families import FAMILIES
 from tridentserve.models.family import Family
-from tridentserve.models.input_image import open_input_image
+from tridentserve.models.input_image import open_input_image, open_input_images, open_mask
 from tridentserve.models.model_folder import detect_family, read_family
 from tridentserve.models.number_formats import NumberFormat, NumberFormats, find_computing_format, find_formats
 from tridentserve.pipelines import DenoisingState, PipelineAdapter, load_adapter
@@ -37,6 +37,7 @@ IMAGES = (
     "sd3",
     "flux",
     "flux_kontext",
+    "flux_fill",
     "pixart_sigma",
     "qwen_image",
     "qwen_image_edit",
@@ -60,7 +61,7 @@ VIDEOS = (
 )
 ALL = (*IMAGES, *VIDEOS)
 # The families whose requests start from an image.
-FROM_IMAGES = tuple(name for name in ALL if FAMILIES[name].takes_image)
+FROM_IMAGES = tuple(name for name in ALL if FAMILIES[name].needs_image)
 # A model of each family whose published recipe is not the common number format. The stock pipeline of SDXL needs
 # a layer of the published VAE then.
 PUBLISHED = tuple("sdxl-1.0" if name == "sdxl" else name for name in ALL if FAMILIES[name].number_formats)
@@ -205,6 +206,10 @@ def _version_2_0(folder: Path) -> None:
     edit_json(folder / "model_index.json", vocoder=["ltx2", "LTX2Vocoder"])
 
 
+def _keep(folder: Path) -> None:
+    """The same model, for requests with several input images."""
+
+
 # The changes that make each variant of a family's tiny model, as published models and schedulers have them.
 _CHANGES: dict[str, Callable[[Path], None]] = {
     "sd3-medium": replace_model(diffusers.SD3Transformer2DModel, dual_attention_layers=(), qk_norm=None),
@@ -223,6 +228,9 @@ _CHANGES: dict[str, Callable[[Path], None]] = {
     "hunyuan_dit-1.2": replace_model(diffusers.HunyuanDiT2DModel, use_style_cond_and_image_meta_size=False),
     "flux2_klein-distilled": lambda folder: edit_json(folder / "model_index.json", is_distilled=True),
     "qwen_image_edit_plus-2511": replace_model(diffusers.QwenImageTransformer2DModel, zero_cond_t=True),
+    "qwen_image_edit_plus-images": _keep,
+    "flux2-images": _keep,
+    "flux2_klein-images": _keep,
     "cogvideox-2b": _two_billion,
     "cogvideox-1.5": replace_model(diffusers.CogVideoXTransformer3DModel, patch_size_t=2, sample_frames=81),
     "cogvideox_i2v-1.0": _version_1,
@@ -239,6 +247,8 @@ _CHANGES: dict[str, Callable[[Path], None]] = {
 # Stock pipelines do not give flow matching schedulers the request's generator: with noise at each step they give
 # something else each time. The others do not make all sizes of the tests.
 _APART = ("sd3-stochastic", "wan-2.2-ti2v", "wan_i2v-2.2-ti2v", "cogvideox_i2v-learned")
+# Their requests have several input images.
+WITH_IMAGES = tuple(variant for variant, change in _CHANGES.items() if change is _keep)
 VARIANTS = (*ALL, *(variant for variant in _CHANGES if variant not in _APART))
 
 
@@ -248,11 +258,15 @@ def make_inputs(
     """A request to a model. A video has the lowest number of frames above one, and an image is added where one is
     needed, in the output's proportions where the stock pipeline keeps those of the image."""
     num_frames = changes.pop("num_frames", (family_of(variant).frame_multiple or 0) + 1)
-    if family_of(variant).takes_image:
+    if family_of(variant).needs_image:
         size = (5 * height // 4, 5 * width // 4) if family_of(variant).image_pixels else ()
         changes.setdefault("image", make_image(0, *size))
     # Where a token is 32 x 32 pixels, the output is twice as wide and high: it has as many tokens.
     factor = max(family_of(variant).size_multiple // 16, 1)
+    if family_of(variant).takes_mask:
+        changes.setdefault("mask", make_mask())
+    if variant in WITH_IMAGES:
+        changes = {"image": make_image(0, 70, 100), "more_images": (make_image(1, 120, 66),)} | changes
     arguments: dict[str, Any] = {
         "prompt": "a lighthouse in a storm",
         "negative_prompt": "fog",
@@ -270,6 +284,16 @@ def make_image(seed: int = 0, height: int = 52, width: int = 70) -> bytes:
     colours = np.random.default_rng(seed).integers(0, 256, (3, 4, 3), dtype=np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(colours).resize((width, height), Image.Resampling.BILINEAR).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+@functools.cache
+def make_mask(height: int = 52, width: int = 70) -> bytes:
+    """A PNG file with a white disc on black, soft at its edge."""
+    rows, columns = np.mgrid[:height, :width]
+    distance = np.hypot(rows / height - 0.4, columns / width - 0.6)
+    buffer = io.BytesIO()
+    Image.fromarray((255 * np.clip(3 - 8 * distance, 0, 1)).astype(np.uint8)).save(buffer, format="PNG")
     return buffer.getvalue()
 
 
@@ -440,12 +464,16 @@ def _input_image(family: str, inputs: GenerationInputs) -> dict[str, Any]:
     """Each family's arguments for the input image."""
     if inputs.image is None:
         return {}
+    if inputs.more_images or family in ("flux2", "flux2_klein"):
+        return {"image": open_input_images(inputs)}
     match family:
         case "flux_kontext":
             # The image has the output's size, and the stock pipeline resizes neither of them.
             size = (inputs.shape.width, inputs.shape.height)
             resized = open_input_image(inputs).resize(size, Image.Resampling.LANCZOS)
             return {"image": resized, "_auto_resize": False, "max_area": inputs.shape.pixels}
+        case "flux_fill":
+            return {"image": open_input_image(inputs), "mask_image": open_mask(inputs)}
         case "cogvideox_i2v":
             return {"image": [open_input_image(inputs)] * inputs.num_outputs}
         case _:
@@ -459,7 +487,7 @@ def _guidance(family: str, pipe: Any, inputs: GenerationInputs) -> dict[str, Any
         scale["guidance_scale_2"] = inputs.guidance_scale_2
     negative = {"negative_prompt": inputs.negative_prompt}
     match family:
-        case "flux" | "flux_kontext" | "flux2" | "hunyuan_video":
+        case "flux" | "flux_kontext" | "flux_fill" | "flux2" | "hunyuan_video":
             return scale
         case "cogvideox" | "cogvideox_i2v":
             return scale | {"negative_prompt": [inputs.negative_prompt] * inputs.num_outputs}

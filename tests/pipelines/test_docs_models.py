@@ -25,6 +25,15 @@ MORE_PASSES = {"ltx2": ", and two more"}
 FORMATS_HEADER = "| family | E | D | C |\n| --- | --- | --- | --- |\n"
 
 
+def describe_inputs(family: Family) -> str:
+    images = "an image" if family.max_images == 1 else f"up to {family.max_images} images"
+    if family.takes_mask:
+        return f"{images}, its mask and text"
+    if family.needs_image:
+        return f"{images} and text"
+    return f"text, and {images}" if family.takes_image else "text"
+
+
 def row(family: Family) -> str:
     adapter = importlib.import_module(f"tridentserve.pipelines.adapters.{family.name}").ADAPTER
     videos = "videos with sound" if "vocoder" in family.components[Stage.DECODE] else "videos"
@@ -36,7 +45,7 @@ def row(family: Family) -> str:
     cells = (
         f"`{family.name}`",
         f"`{family.pipeline_class}`",
-        "an image and text" if family.takes_image else "text",
+        describe_inputs(family),
         frames,
         f"multiples of {family.size_multiple}",
         f"{family.default_steps}",

@@ -57,6 +57,7 @@ DENOISERS = {
     "z-image-turbo": 6.15,
     "mochi-1": 10.0,
     "flux.1-kontext-dev": 11.9,
+    "flux.1-fill-dev": 11.9,
     "cogvideox-5b-i2v": 5.57,
     "cogvideox1.5-5b-i2v": 5.57,
     "wan2.1-i2v-14b-480p": 16.4,

@@ -37,7 +37,7 @@ def build_body(request: TraceRequest, model: Served, service_request_id: str) ->
         body |= {"num_frames": request.num_frames, "fps": request.fps}
     else:
         body["response_format"] = "b64_json"
-    if model.takes_image:
+    if model.needs_image:
         image = draw_input_image(request.seed or 0, request.width, request.height)
         body["input_reference" if is_video else "image"] = image
     return {name: value for name, value in body.items() if value is not None}

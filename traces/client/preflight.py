@@ -24,7 +24,7 @@ class Served:
     name: str
     makes_videos: bool | None = None
     """None where the service does not say, and may make both."""
-    takes_image: bool = False
+    needs_image: bool = False
     """True: its requests start from an image."""
 
     def fits(self, request: TraceRequest) -> bool:
@@ -38,7 +38,7 @@ class Served:
         """The route for the request."""
         if self.gives_video(request):
             return "/v1/videos/sync"
-        return "/v1/images/edits" if self.takes_image else "/v1/images/generations"
+        return "/v1/images/edits" if self.needs_image else "/v1/images/generations"
 
 
 def check_sizes(requests: Sequence[TraceRequest]) -> None:
@@ -108,5 +108,5 @@ async def _list_served_models(client: httpx.AsyncClient, url: str) -> dict[str, 
 
 def _read_served(entry: dict[str, Any]) -> Served:
     modality = entry.get("output_modality")
-    takes_image = "image" in entry.get("input_modalities", ())
-    return Served(str(entry["id"]), None if modality is None else modality == "video", takes_image)
+    needs_image = entry.get("input_images", {}).get("min", 0) > 0
+    return Served(str(entry["id"]), None if modality is None else modality == "video", needs_image)

@@ -9,6 +9,8 @@ from tridentserve.models.number_formats import VAE, NumberFormat
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage
 
+# What FLUX.2 and Qwen-Image-Edit scale input images to.
+MEGAPIXEL = 1024 * 1024
 _WAN_FIELDS = frozenset({"guidance_scale_2", "flow_shift"})
 _WAN_SIZE_FACTORS = (("vae", "scale_factor_spatial", 8), ("transformer", "patch_size", 2))
 
@@ -56,9 +58,23 @@ FAMILIES: dict[str, Family] = {
             default_guidance_scale=2.5,
             components=_list_components("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2", "vae"),
             negative_prompt=False,
-            takes_image=True,
+            min_images=1,
+            max_images=1,
             image_tokens=True,
             image_fit="stretch",
+        ),
+        Family(
+            name="flux_fill",
+            pipeline_class="FluxFillPipeline",
+            size_multiple=16,
+            default_steps=50,
+            default_guidance_scale=30.0,
+            components=_list_components("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2", "vae"),
+            negative_prompt=False,
+            min_images=1,
+            max_images=1,
+            image_fit="stretch",
+            takes_mask=True,
         ),
         Family(
             name="pixart_sigma",
@@ -88,13 +104,14 @@ FAMILIES: dict[str, Family] = {
                 default_guidance_scale=4.0,
                 own_fields=frozenset({"true_cfg_scale"}),
                 components=_list_components("text_encoder", "processor", "vae"),
-                takes_image=True,
+                min_images=1,
+                max_images=max_images,
                 image_tokens=True,
-                image_pixels=1024 * 1024,
+                image_pixels=MEGAPIXEL,
             )
-            for name, pipeline_class in (
-                ("qwen_image_edit", "QwenImageEditPipeline"),
-                ("qwen_image_edit_plus", "QwenImageEditPlusPipeline"),
+            for name, pipeline_class, max_images in (
+                ("qwen_image_edit", "QwenImageEditPipeline", 1),
+                ("qwen_image_edit_plus", "QwenImageEditPlusPipeline", 3),
             )
         ),
         Family(
@@ -123,23 +140,27 @@ FAMILIES: dict[str, Family] = {
             loras=False,
             caches_steps=False,
         ),
-        Family(
-            name="flux2_klein",
-            pipeline_class="Flux2KleinPipeline",
-            size_multiple=16,
-            default_steps=50,
-            default_guidance_scale=4.0,
-            components=_list_components("text_encoder", "tokenizer"),
-            options=("is_distilled",),
-        ),
-        Family(
-            name="flux2",
-            pipeline_class="Flux2Pipeline",
-            size_multiple=16,
-            default_steps=50,
-            default_guidance_scale=4.0,
-            components=_list_components("text_encoder", "tokenizer"),
-            negative_prompt=False,
+        *(
+            Family(
+                name=name,
+                pipeline_class=pipeline_class,
+                size_multiple=16,
+                default_steps=50,
+                default_guidance_scale=4.0,
+                components=_list_components("text_encoder", "tokenizer", "vae"),
+                options=("is_distilled",) if is_klein else (),
+                negative_prompt=is_klein,
+                max_images=max_images,
+                image_tokens=True,
+                image_pixels=MEGAPIXEL,
+                min_image_side=64,
+                max_image_proportion=8,
+                image_fit="area",
+            )
+            for name, pipeline_class, is_klein, max_images in (
+                ("flux2_klein", "Flux2KleinPipeline", True, 4),
+                ("flux2", "Flux2Pipeline", False, 10),
+            )
         ),
         Family(
             name="z_image",
@@ -168,7 +189,8 @@ FAMILIES: dict[str, Family] = {
             default_steps=50,
             default_guidance_scale=6.0,
             components=_list_components("text_encoder", "tokenizer", "vae"),
-            takes_image=True,
+            min_images=1,
+            max_images=1,
             image_fit="stretch",
             one_size=True,
             frame_multiple=8,
@@ -212,7 +234,8 @@ FAMILIES: dict[str, Family] = {
             own_fields=_WAN_FIELDS,
             optional=frozenset({"transformer_2", "image_encoder", "image_processor"}),
             options=("boundary_ratio", "expand_timesteps"),
-            takes_image=True,
+            min_images=1,
+            max_images=1,
             frame_multiple=4,
             default_shape=Shape(480, 832, 81),
             default_fps=16,
@@ -260,7 +283,8 @@ FAMILIES: dict[str, Family] = {
                 "feature_extractor",
                 "vae",
             ),
-            takes_image=True,
+            min_images=1,
+            max_images=1,
             image_fit="crop",
             own_fields=frozenset({"flow_shift"}),
             frame_multiple=4,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -11,8 +11,8 @@ from tridentserve.requests import PIXELS_PER_TOKEN, Shape
 from tridentserve.stages import Stage
 
 # `stretch`: the image takes the proportions of the output. `crop`: it is scaled to cover the output, and its middle is
-# kept.
-ImageFit = Literal["stretch", "crop"]
+# kept. `area`: it keeps its own proportions, whatever the size of the output, and has `image_pixels` at most.
+ImageFit = Literal["stretch", "crop", "area"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +59,25 @@ class Family:
     own_fields: frozenset[str] = frozenset()
     """The fields of a request that this family gives a meaning, and most others do not: `true_cfg_scale`,
     `guidance_scale_2` (models with two transformers only) and `flow_shift`."""
-    takes_image: bool = False
-    """True where every request brings an input image (edits, image to video). Other families take none."""
+    min_images: int = 0
+    """The fewest input images that a request brings: 1 for edits and for image to video."""
+    max_images: int = 0
+    """The most input images that a request may bring."""
     image_tokens: bool = False
-    """True where D has the tokens of the input image beside those of the output."""
+    """True where D has the tokens of the input images beside those of the output."""
     image_pixels: int | None = None
-    """About so many pixels an input image has in D whatever the size of the output, whose proportions it takes. None:
-    it has the size of the output."""
+    """About so many pixels an input image has in D whatever the size of the output, whose proportions one takes; with
+    `image_fit: area` so many at most. None: it has the size of the output."""
+    min_image_side: int = 1
+    """The smallest width and height of an input image, in pixels, that the stock pipeline takes."""
+    max_image_proportion: int | None = None
+    """The longer side of an input image is at most so many times as long as the shorter one. None: the family takes
+    whatever the service takes."""
     image_fit: ImageFit | None = None
-    """The way in which E resizes the input image to the output, where E needs nothing else of it, so that the API can
-    resize it before. None: E needs the image as it is, or takes none."""
+    """The way in which E resizes input images, where E needs nothing else of them, so that the API can resize them
+    before. None: E needs images as they are, or takes none."""
+    takes_mask: bool = False
+    """True where every request brings a mask of the part of its input image that is painted anew. Others bring none."""
     frame_multiple: int | None = None
     """A video has one frame more than a multiple of this number. None: the family makes images only."""
     default_shape: Shape | None = None
@@ -84,8 +93,32 @@ class Family:
     """True where some models of the family make videos of one size only: then `default_shape` is the default for
     input images of all proportions. Otherwise the default follows the proportions of the input image."""
 
+    @property
+    def takes_image(self) -> bool:
+        """True where requests may bring an input image."""
+        return self.max_images > 0
+
+    @property
+    def needs_image(self) -> bool:
+        """True where every request brings an input image."""
+        return self.min_images > 0
+
     def count_image_tokens(self, shape: Shape) -> float:
-        """Count the tokens of the input image that D has, as `Shape.tokens` counts those of the output."""
+        """Count the tokens of the input images that D has of every request, as `Shape.tokens` counts those of the
+        output."""
+        return self.min_images * self._count_tokens_each(shape)
+
+    def compute_token_ratio(self, shape: Shape, sizes: Sequence[tuple[int, int]]) -> float:
+        """The tokens of D with input images of these widths and heights, relative to those with as few images as the
+        family takes: the number on which profiles rest."""
+        fewest = shape.tokens + self.count_image_tokens(shape)
+        if self.image_fit == "area":
+            multiple = self.size_multiple
+            pixels = sum(width // multiple * (height // multiple) * multiple**2 for width, height in sizes)
+            return (shape.tokens + pixels / PIXELS_PER_TOKEN) / fewest
+        return (shape.tokens + len(sizes) * self._count_tokens_each(shape)) / fewest
+
+    def _count_tokens_each(self, shape: Shape) -> float:
         if not self.image_tokens:
             return 0.0
         return shape.tokens if self.image_pixels is None else self.image_pixels / PIXELS_PER_TOKEN

@@ -1,16 +1,17 @@
-"""The input image of an edit or of a video: it is read from what a client sent, which is not trusted."""
+"""The input images of an edit or of a video: they are read from what a client sent, which is not trusted."""
 
 from __future__ import annotations
 
 import io
+import math
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import NoReturn
 
-from PIL import Image, ImageOps
+from PIL import Image, ImageChops, ImageOps
 
 from tridentserve.errors import InvalidRequestError
-from tridentserve.models.family import Family, ImageFit
+from tridentserve.models.family import Family
 from tridentserve.requests import GenerationInputs, Shape
 
 FORMATS = ("PNG", "JPEG", "WEBP")
@@ -25,40 +26,68 @@ _MAX_JPEG_SCANS = 32
 _START_OF_SCAN = re.compile(rb"\xff\xda\x00(?:\x08\x01|\x0a\x02|\x0c\x03|\x0e\x04)")
 
 
-def read_image(content: bytes, max_pixels: int, param: str = "image") -> Image.Image:
+def read_image(content: bytes, max_pixels: int, param: str = "image", beside: str = "") -> Image.Image:
     """Decode a still image (PNG, JPEG or WebP) as RGB, turned upright by its EXIF orientation, with transparent pixels
     flattened onto white.
 
     Nothing is decoded before the size is known to be at most `max_pixels`. Raises `InvalidRequestError`, which names
-    the field `param` and quotes nothing of the file.
+    the field `param` and quotes nothing of the file. `beside` says in the error that other images have taken a part of
+    the pixels.
     """
+    return _read(content, max_pixels, _convert_to_rgb, param, beside)
+
+
+def read_mask(content: bytes, size: tuple[int, int], param: str = "mask") -> Image.Image:
+    """Decode the mask of an image of this width and height: white where the image is to be painted anew. Where the file
+    is transparent somewhere, the transparent part is painted anew, and otherwise the white part. Raises as `read_image`
+    does, and for a mask of another size."""
+    mask = _read(content, size[0] * size[1], _convert_to_mask, param, " with this image")
+    if mask.size != size:
+        _refuse(param, f"must have the size of the image, {size[0]}x{size[1]} pixels")
+    return mask
+
+
+def _read(
+    content: bytes, max_pixels: int, convert: Callable[[Image.Image], Image.Image], param: str, beside: str
+) -> Image.Image:
+    """Decode a still image as `read_image` says, and convert it when it is upright."""
     if not content:
         _refuse(param, "is an empty file")
     try:
         with Image.open(io.BytesIO(content), formats=FORMATS) as image:
             if image.width * image.height > max_pixels:
-                _refuse_size(param, max_pixels)
-            if max(image.size) > _MAX_PROPORTION * min(image.size):
-                _refuse(param, f"has one side more than {_MAX_PROPORTION} times as long as the other")
+                _refuse_size(param, max_pixels, beside)
+            _check_proportion(image, _MAX_PROPORTION, param)
             # The other images of an MPO file (as phones make them) are previews or depths of the first.
             if image.format != "MPO" and getattr(image, "is_animated", False):
                 _refuse(param, "must be a still image, this one is animated")
             if image.format in ("JPEG", "MPO") and len(_START_OF_SCAN.findall(content)) > _MAX_JPEG_SCANS:
                 _refuse(param, f"is a JPEG file with more than {_MAX_JPEG_SCANS} scans")
-            return _convert_to_rgb(ImageOps.exif_transpose(image))
+            return convert(ImageOps.exif_transpose(image))
     except InvalidRequestError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        _refuse_size(param, max_pixels)
+        _refuse_size(param, max_pixels, beside)
     except Exception:  # Pillow's decoders raise whatever broken bytes lead them to
         _refuse(param, f"cannot be read as an image; send a whole {', '.join(FORMATS)} file")
 
 
-def shrink_image(image: Image.Image, shape: Shape, fit: ImageFit | None) -> Image.Image:
+def check_sides(family: Family, image: Image.Image, param: str = "image") -> None:
+    """Raise `InvalidRequestError`, which names the field `param`, for an input image whose sides the stock pipeline of
+    the family does not take."""
+    if min(image.size) < family.min_image_side:
+        _refuse(param, f"must have at least {family.min_image_side} pixels on each side for this model")
+    if family.max_image_proportion is not None:
+        _check_proportion(image, family.max_image_proportion, param)
+
+
+def shrink_image(image: Image.Image, shape: Shape, family: Family) -> Image.Image:
     """Resize an image with more pixels than its output needs, bit for bit as the processors of diffusers do (Lanczos).
 
-    Smaller images stay as they are, and so do images that E needs as they are (`fit` is None): E resizes those."""
-    size = (shape.width, shape.height)
+    Smaller images stay as they are, and so do images that E needs as they are: E resizes those."""
+    fit, size = family.image_fit, (shape.width, shape.height)
+    if fit == "area":
+        return _shrink_to_area(image, family.image_pixels or shape.pixels)
     width, height = size if fit != "crop" else _compute_covering_size(image, shape)
     if fit is None or width * height >= image.width * image.height:
         return image
@@ -69,6 +98,14 @@ def shrink_image(image: Image.Image, shape: Shape, fit: ImageFit | None) -> Imag
     cropped = Image.new("RGB", size)
     cropped.paste(resized, (shape.width // 2 - width // 2, shape.height // 2 - height // 2))
     return cropped
+
+
+def _shrink_to_area(image: Image.Image, most_pixels: int) -> Image.Image:
+    """Resize as `Flux2ImageProcessor._resize_if_exceeds_area` does."""
+    if image.width * image.height <= most_pixels:
+        return image
+    scale = math.sqrt(most_pixels / (image.width * image.height))
+    return image.resize((int(image.width * scale), int(image.height * scale)), Image.Resampling.LANCZOS)
 
 
 def _compute_covering_size(image: Image.Image, shape: Shape) -> tuple[int, int]:
@@ -86,27 +123,59 @@ def encode_png(image: Image.Image) -> bytes:
     return buffer.getvalue()
 
 
-def check_image(family: Family, inputs: GenerationInputs) -> None:
-    """Raise `InvalidRequestError` unless a request has an input image exactly when its family starts from one."""
-    check_image_presence(family, inputs.image is not None, "image")
+def check_images(family: Family, inputs: GenerationInputs) -> None:
+    """Raise `InvalidRequestError` unless a request has as many input images as its family takes, and a mask exactly
+    when it takes one."""
+    check_image_count(family, len(inputs.images), family.max_images, "image")
+    check_mask_presence(family, inputs.mask is not None)
 
 
-def check_image_presence(family: Family, is_given: bool, param: str, others: Collection[str] = ()) -> None:
-    """Make the check of `check_image` before the image in the field `param` is read.
+def check_mask_presence(family: Family, is_given: bool, others: Collection[str] = ()) -> None:
+    """Raise `InvalidRequestError` unless a mask is given exactly when the family takes one.
+
+    `others` names the models that would take the request with its mask, or without one."""
+    there = f"; {', '.join(others)}" if others else "; no served model"
+    if family.takes_mask and not is_given:
+        _refuse("mask", f"is required: {family.name} paints the masked part of an image{there} would do without")
+    if is_given and not family.takes_mask:
+        _refuse("mask", f"must be left out: {family.name} makes the whole image{there} would take it")
+
+
+def check_image_count(family: Family, count: int, most: int, param: str, others: Collection[str] = ()) -> None:
+    """Make the check of `check_images` before the images in the field `param` are read. `most`: the most that the model
+    takes.
 
     `others` names the models that accept the request as it is, for the error message."""
     instead = f"; {', '.join(others)} would take the request as it is" if others else ""
-    if family.takes_image and not is_given:
+    if family.needs_image and not count:
         _refuse(param, f"is required: {family.name} starts from an image{instead}")
-    if not family.takes_image and is_given:
+    if not family.takes_image and count:
         _refuse(param, f"must be left out: {family.name} starts from a prompt alone{instead}")
+    if count > most:
+        _refuse(param, f"has {count} images, this model takes {most} at most{instead}")
 
 
 def open_input_image(inputs: GenerationInputs) -> Image.Image:
-    """Decode a request's input image as RGB in its own size. Raises `InvalidRequestError` when it has none."""
+    """Decode a request's first input image as RGB in its own size. Raises `InvalidRequestError` when it has none."""
     if inputs.image is None:
         _refuse("image", "is required: this model starts from an image")
-    with Image.open(io.BytesIO(inputs.image), formats=("PNG",)) as image:
+    return _open_png(inputs.image)
+
+
+def open_input_images(inputs: GenerationInputs) -> list[Image.Image]:
+    """Decode all input images of a request as RGB in their own sizes."""
+    return [_open_png(content) for content in inputs.images]
+
+
+def open_mask(inputs: GenerationInputs) -> Image.Image:
+    """Decode a request's mask in its own size. Raises `InvalidRequestError` when it has none."""
+    if inputs.mask is None:
+        _refuse("mask", "is required: this model paints the masked part of an image")
+    return _open_png(inputs.mask)
+
+
+def _open_png(content: bytes) -> Image.Image:
+    with Image.open(io.BytesIO(content), formats=("PNG",)) as image:
         return image.convert("RGB")
 
 
@@ -120,12 +189,25 @@ def _convert_to_rgb(image: Image.Image) -> Image.Image:
     return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
 
 
+def _convert_to_mask(image: Image.Image) -> Image.Image:
+    if image.has_transparency_data:
+        alpha = image.convert("RGBA").getchannel("A")
+        if alpha.getextrema()[0] != alpha.getextrema()[1] or alpha.getpixel((0, 0)) == 0:
+            return ImageChops.invert(alpha)
+    return _convert_to_rgb(image).convert("L")
+
+
+def _check_proportion(image: Image.Image, most: int, param: str) -> None:
+    if max(image.size) > most * min(image.size):
+        _refuse(param, f"has one side more than {most} times as long as the other")
+
+
 def _take_high_byte(value: float) -> float:
     return value * (1 / 256)
 
 
-def _refuse_size(param: str, max_pixels: int) -> NoReturn:
-    _refuse(param, f"has more than {max_pixels} pixels, the most that this model takes; send a smaller image")
+def _refuse_size(param: str, max_pixels: int, beside: str) -> NoReturn:
+    _refuse(param, f"has more than {max_pixels} pixels, the most that this model takes{beside}; send a smaller image")
 
 
 def _refuse(param: str, problem: str) -> NoReturn:

@@ -63,6 +63,7 @@ def count_cache_bytes(
     rows = sum(
         inputs.num_outputs
         * (inputs.shape.tokens + family.count_image_tokens(inputs.shape))
+        * inputs.token_ratio
         * (2 if family.negative_prompt and inputs.guidance_scale > family.unguided_scale else 1)
         for inputs in cached
     )

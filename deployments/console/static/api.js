@@ -1,5 +1,7 @@
 // The routes of the service. They lie beside the folder of these files, whatever prefix the service has.
 
+/** @typedef {import("./types.js").Images} Images */
+
 const ROOT = new URL("../", import.meta.url);
 
 /** An error of the service, in its own words. */
@@ -55,18 +57,19 @@ export async function remove(path) {
 /**
  * @param {string} path
  * @param {Record<string, unknown>} fields
- * @param {{name: string, file: File} | null} image
+ * @param {Images | null} images
  * @param {AbortSignal} [signal]
  * @returns {Promise<Response>}
  */
-export function post(path, fields, image = null, signal = undefined) {
-  if (image === null) {
+export function post(path, fields, images = null, signal = undefined) {
+  if (images === null) {
     const headers = { "Content-Type": "application/json" };
     return call(path, { method: "POST", headers, body: JSON.stringify(fields), signal: signal ?? null });
   }
   const form = new FormData();
   for (const [name, value] of Object.entries(fields)) form.append(name, String(value));
-  form.append(image.name, image.file);
+  for (const file of images.files) form.append(images.name, file);
+  if (images.mask !== null) form.append("mask", images.mask);
   return call(path, { method: "POST", body: form, signal: signal ?? null });
 }
 

@@ -6,7 +6,8 @@ import { MoreSettings } from "./more_settings.js";
 import { QuoteLine } from "./quote_line.js";
 
 /** @typedef {import("./types.js").Model} Model */
-/** @typedef {{model: Model, fields: Record<string, unknown>, image: {name: string, file: File} | null}} Wish */
+/** @typedef {import("./types.js").Images} Images */
+/** @typedef {{model: Model, fields: Record<string, unknown>, images: Images | null}} Wish */
 
 /** Sides that the list of sizes offers, where the model can make them. */
 const SIDES = [64, 128, 256, 512, 768, 1024];
@@ -27,6 +28,7 @@ export class Composer {
     this.frames = find("frames", HTMLInputElement);
     this.rate = find("rate", HTMLInputElement);
     this.image = find("image", HTMLInputElement);
+    this.mask = find("mask", HTMLInputElement);
     this.problem = find("composer-problem", HTMLParagraphElement);
     /** @type {Model[]} */
     this.models = [];
@@ -80,7 +82,8 @@ export class Composer {
     if (model === undefined) return;
     const { limits, defaults } = model;
     const isVideo = model.output_modality === "video";
-    const takesImage = model.input_modalities.includes("image");
+    const takesImage = model.input_images.max > 0;
+    const needsImage = model.input_images.min > 0;
     const sides = SIDES.filter(
       (side) =>
         side >= limits.min_side &&
@@ -92,7 +95,7 @@ export class Composer {
       ...sides.map((side) => make("option", { value: `${side}x${side}` })),
     );
     this.prompt.maxLength = limits.max_prompt_chars;
-    this.size.placeholder = takesImage ? "as the input image" : defaults.size;
+    this.size.placeholder = needsImage ? "as the input image" : defaults.size;
     this.steps.placeholder = String(defaults.num_inference_steps);
     this.steps.max = String(limits.max_steps);
     this.count.max = String(limits.max_outputs);
@@ -100,13 +103,16 @@ export class Composer {
     this.frames.max = String(limits.max_frames ?? "");
     this.frames.step = String(limits.frame_multiple ?? 1); // counted from 1, the least
     this.rate.placeholder = String(defaults.fps ?? "");
-    this.image.required = takesImage;
+    this.image.required = needsImage;
+    this.image.multiple = model.input_images.max > 1;
+    this.mask.required = model.takes_mask;
     this.more.fit(model);
     for (const [field, isShown] of /** @type {[HTMLInputElement, boolean][]} */ ([
       [this.frames, isVideo],
       [this.rate, isVideo],
       [this.count, !isVideo],
       [this.image, takesImage],
+      [this.mask, model.takes_mask],
     ])) {
       find(`${field.id}-field`, HTMLDivElement).hidden = !isShown;
       field.disabled = !isShown; // what nobody sees must not keep the form from being sent
@@ -117,13 +123,13 @@ export class Composer {
   ask() {
     const model = this.chosen;
     const isWhole = [...this.form.elements].every(
-      (field) => field === this.prompt || field === this.image || isValid(field),
+      (field) => field === this.prompt || field === this.image || field === this.mask || isValid(field),
     );
     if (model === undefined || !isWhole) return void this.quote.show(null);
     const fields = this.readTimed(model);
     setText(find("frames-hint", HTMLParagraphElement), describeLength(model, fields));
     // The size of an edit is that of its image, which is not sent for a quote.
-    const hasSize = "size" in fields || !model.input_modalities.includes("image");
+    const hasSize = "size" in fields || model.input_images.min === 0;
     void this.quote.show(hasSize ? fields : null);
   }
 
@@ -158,8 +164,10 @@ export class Composer {
       fields["stream"] = true;
       fields["preview_interval_ms"] = PREVIEW_INTERVAL_MS;
     }
-    const file = model.input_modalities.includes("image") ? this.image.files?.[0] : undefined;
-    return { model, fields, image: file ? { name: isVideo ? "input_reference" : "image", file } : null };
+    const files = model.input_images.max > 0 ? [...(this.image.files ?? [])] : [];
+    const name = isVideo ? "input_reference" : "image";
+    const mask = (model.takes_mask && this.mask.files?.[0]) || null;
+    return { model, fields, images: files.length > 0 ? { name, files, mask } : null };
   }
 }
 

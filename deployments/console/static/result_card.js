@@ -79,8 +79,8 @@ export class ResultCard {
   }
 
   async followStream() {
-    const { fields, image } = this.wish;
-    const answer = await post(image ? "v1/images/edits" : "v1/images/generations", fields, image, this.leaving.signal);
+    const { fields, images } = this.wish;
+    const answer = await post(images ? "v1/images/edits" : "v1/images/generations", fields, images, this.leaving.signal);
     for await (const event of readEvents(answer)) {
       if (event.error) throw new ServiceError(event.error.message, event.error.code, event.error.predicted_s ?? null);
       const kind = String(event.type).split(".")[1];
@@ -93,9 +93,9 @@ export class ResultCard {
   }
 
   async followJob() {
-    const { fields, image } = this.wish;
+    const { fields, images } = this.wish;
     /** @type {VideoJob} */
-    let job = await (await post("v1/videos", fields, image, this.leaving.signal)).json();
+    let job = await (await post("v1/videos", fields, images, this.leaving.signal)).json();
     this.queue(job.id, job);
     while (job.status === "queued" || job.status === "in_progress") {
       await new Promise((resolve) => setTimeout(resolve, POLL_MS));

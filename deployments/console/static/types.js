@@ -4,8 +4,9 @@
  *   max_outputs: number, max_prompt_chars: number, max_frames?: number, frame_multiple?: number}} Limits */
 /** @typedef {{size: string, num_inference_steps: number, guidance_scale: number, num_frames?: number,
  *   fps?: number}} Defaults */
-/** @typedef {{id: string, family: string, input_modalities: string[], output_modality: string, limits: Limits,
- *   defaults: Defaults}} Model */
+/** The input images of a request.  @typedef {{name: string, files: File[], mask: File | null}} Images */
+/** @typedef {{id: string, family: string, input_images: {min: number, max: number}, takes_mask: boolean,
+ *   output_modality: string, limits: Limits, defaults: Defaults}} Model */
 
 /** @typedef {{stage: "encode" | "diffuse" | "decode", workers: string[], degree: number, start_s: number,
  *   end_s: number, steps: number | null}} Span */

@@ -49,9 +49,8 @@ def add_video_routes(
     async def read_request(request: Request) -> tuple[RequestSpec, GenerationInputs, VideoRequest, dict[str, Any]]:
         sent = await read_fields(request, max_body_bytes, count_image_chars(models))
         body, known = parse_video_request(sent.values, not sent.is_form, lenient), dict(models)
-        spec, inputs = await build_beside_loop(
-            lambda: build_video_request(body, known), body.input_reference, sent.arrived_s
-        )
+        has_image = body.input_reference is not None
+        spec, inputs = await build_beside_loop(lambda: build_video_request(body, known), has_image, sent.arrived_s)
         return spec, inputs, body, describe_ignored(list_ignored(body, known[spec.model], streams=False))
 
     def require_jobs(video_id: str) -> VideoBackend:

@@ -63,6 +63,20 @@ async def test_images_to_start_from(named: bool) -> None:
     assert {inputs.image for _, inputs in backend.seen} == {encode_png(read_image(image, 10**6))}
 
 
+async def test_several_images_and_none() -> None:
+    backend, image = FakeBackend(), make_png(64, 64)
+    asked: list[dict[str, Any]] = [
+        {"model": "tiny-plus", "image": [image, image]},
+        {"model": "tiny-klein", "extra_body": {"image": image}},
+        {"model": "tiny-klein"},
+        {"image": image, "mask": image},
+    ]
+    for body in asked:
+        await generate(backend, WITH_IMAGES, {"prompt": "a cat", **body})
+    assert [len(inputs.images) for _, inputs in backend.seen] == [2, 1, 0, 1]
+    assert backend.seen[-1][0].model == "tiny-fill"
+
+
 @pytest.mark.parametrize(
     ("body", "says"),
     [

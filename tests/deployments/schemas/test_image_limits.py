@@ -92,10 +92,10 @@ async def test_a_cancelled_call_waits_no_more() -> None:
 
 async def test_the_wait_for_a_decoder_counts() -> None:
     made, start_s = request("r", image=b"png"), time.monotonic()
-    waited, _ = await image_field.build_beside_loop(lambda: made, b"x", start_s - 5.0)
+    waited, _ = await image_field.build_beside_loop(lambda: made, True, start_s - 5.0)
     assert 5.0 <= waited.waited_s <= 5.0 + time.monotonic() - start_s
     assert waited == made[0]  # for a client that asks again with the same id
-    assert (await image_field.build_beside_loop(lambda: made, None, 0.0))[0].waited_s == 0.0
+    assert (await image_field.build_beside_loop(lambda: made, False, 0.0))[0].waited_s == 0.0
     backend = FakeBackend()
     async with open_image_client(backend) as http:
         await http.post(EDITS, **SENT)
@@ -113,13 +113,17 @@ async def test_an_error_in_a_thread_is_reported() -> None:
 
 def test_room_for_bytes() -> None:
     budget = ImageBudget(100)
-    assert budget.has_room(bytes(1000))  # alone it has room, however large
-    with budget.hold(bytes(60)):
-        assert (budget.has_room(bytes(40)), budget.has_room(bytes(41)), budget.has_room(None)) == (True, False, True)
-        with budget.hold(None), budget.hold(bytes(40)):
-            assert not budget.has_room(b"x")
-        assert budget.has_room(bytes(40))
-    assert budget.has_room(bytes(1000))
+    assert budget.has_room([bytes(1000)])  # alone it has room, however large
+    with budget.hold([bytes(50), bytes(10)]):
+        assert (budget.has_room([bytes(40)]), budget.has_room([bytes(40), b"x"]), budget.has_room([])) == (
+            True,
+            False,
+            True,
+        )
+        with budget.hold([]), budget.hold([bytes(40)]):
+            assert not budget.has_room([b"x"])
+        assert budget.has_room([bytes(40)])
+    assert budget.has_room([bytes(1000)])
 
 
 class Replica(SchedulerDeployment):

@@ -70,7 +70,7 @@ def _list_defaults(model: ServedModel) -> dict[str, str]:
     defaults = model.to_json()["defaults"]
     shown = {"size": "size", "steps": "num_inference_steps", "guidance": "guidance_scale"}
     shown |= {"frames": "num_frames", "rate": "fps"} if model.makes_videos else {}
-    of_image = {"size": "as the input image"} if model.takes_image else {}
+    of_image = {"size": "as the input image"} if model.needs_image else {}
     return {field: f"{defaults[key]:g}" if key != "size" else defaults[key] for field, key in shown.items()} | of_image
 
 
@@ -193,3 +193,20 @@ async def test_an_edit_needs_its_image(form: Form) -> None:
     ((spec, inputs),) = form.backend.seen
     assert (spec.model, spec.shape.width, spec.shape.height) == ("tiny-kontext", 64, 64)
     assert inputs.image is not None
+
+
+async def test_several_images_none_and_a_mask(form: Form) -> None:
+    picture = {"name": "fox.png", "mimeType": "image/png", "buffer": make_png(64, 64)}
+    await form.console.fill("tiny-klein", prompt="at night", size="64x64", steps=2)
+    await (await form.console.submit()).locator("img").wait_for()
+    await form.page.set_input_files("#image", [picture, picture])
+    await (await form.console.submit()).locator("img").wait_for()
+    await form.console.fill("tiny-fill", prompt="a pond", size="64x64", steps=2)
+    await form.page.set_input_files("#image", picture)
+    await form.page.set_input_files("#mask", picture)
+    await (await form.console.submit()).locator("img").wait_for()
+    assert [(spec.model, len(inputs.images), inputs.mask is not None) for spec, inputs in form.backend.seen] == [
+        ("tiny-klein", 0, False),
+        ("tiny-klein", 2, False),
+        ("tiny-fill", 1, True),
+    ]

@@ -128,6 +128,8 @@ async def test_another_image_is_another_request_also_when_the_first_has_ended() 
     for _ in range(2):
         assert job.is_same(SPEC, inputs(seed=2, seed_drawn=True, image=b"one"))
         assert not job.is_same(SPEC, inputs(image=b"other"))
+        assert not job.is_same(SPEC, replace(inputs(image=b"one"), more_images=(b"two",)))
+        assert not job.is_same(SPEC, replace(inputs(image=b"one"), mask=b"one"))
         assert not job.is_same(SPEC, inputs())
         assert book.end(job.key, keep=True) in (job, None)
     assert job.inputs.image is None

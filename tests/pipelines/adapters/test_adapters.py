@@ -17,6 +17,7 @@ from tests.pipelines.models import (
     ALL,
     QUICK,
     VARIANTS,
+    WITH_IMAGES,
     decode,
     families,
     family_of,
@@ -59,7 +60,7 @@ def test_result_is_that_of_the_stock_pipeline(model: Model, variant: str, change
     assert np.array_equal(pixels, np.stack(stock_result(folder, inputs, "pil")))
 
 
-@pytest.mark.parametrize("variant", families(*ALL))
+@pytest.mark.parametrize("variant", families(*ALL, *WITH_IMAGES))
 def test_result_is_that_of_the_stock_pipeline_in_bfloat16(model: Model, variant: str) -> None:
     folder, inputs = model(variant), make_inputs(64, 64, variant=variant)
     formats = formats_of(folder, "bfloat16")

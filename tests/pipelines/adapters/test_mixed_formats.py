@@ -105,8 +105,10 @@ def _cast_images(pipe: Any, dtype: torch.dtype) -> None:
     """Take the image to the VAE, and what becomes of it to the transformer."""
 
     class Pixels(torch.Tensor):
-        def to(self, *_: Any, **__: Any) -> torch.Tensor:
-            """The stock pipeline asks for the format of the texts."""
+        def to(self, *_: Any, **options: Any) -> torch.Tensor:
+            """The stock pipeline asks for the format of the texts, before a mask for float32, which they have."""
+            if options == {"dtype": torch.float32}:
+                return self
             return self.as_subclass(torch.Tensor).to(pipe.vae.dtype)
 
     processor = pipe.image_processor if hasattr(pipe, "image_processor") else pipe.video_processor

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tests.pipelines.models import FROM_IMAGES, families, family_of, load_stage, make_image, make_inputs
-from tridentserve.models.family import ImageFit
+from tridentserve.models.families import FAMILIES
 from tridentserve.models.input_image import encode_png, read_image, shrink_image
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage
@@ -29,8 +29,8 @@ NOISE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 300, 3),
 @given(st.integers(3, 300), st.integers(3, 300), SIDES, SIDES, st.sampled_from(["default", "crop"]))
 def test_the_stock_processor_finds_nothing_left_to_do(width: int, height: int, to_w: int, to_h: int, mode: str) -> None:
     processor, source = VaeImageProcessor(vae_scale_factor=16), NOISE.crop((0, 0, width, height))
-    fit: ImageFit = "crop" if mode == "crop" else "stretch"
-    small = shrink_image(source, Shape(to_h, to_w), fit)
+    family = FAMILIES["hunyuan_video_15_i2v" if mode == "crop" else "flux_kontext"]
+    small = shrink_image(source, Shape(to_h, to_w), family)
     expected, found = (
         processor.preprocess(each, height=to_h, width=to_w, resize_mode=mode) for each in (source, small)
     )
@@ -45,7 +45,7 @@ def test_the_stock_processor_finds_nothing_left_to_do(width: int, height: int, t
 def test_conditions_are_the_same(model: Callable[[str], Path], variant: str, size: tuple[int, int]) -> None:
     content = make_image(height=size[0], width=size[1])
     inputs = make_inputs(64, 96, variant=variant, image=content)
-    small = shrink_image(read_image(content, 10**6), inputs.shape, family_of(variant).image_fit)
+    small = shrink_image(read_image(content, 10**6), inputs.shape, family_of(variant))
     assert small.size == (96, 64)
     sent = encode_png(small)
     assert Image.open(io.BytesIO(sent)).size == (96, 64)

@@ -13,7 +13,7 @@ import torch
 from diffusers.hooks import FirstBlockCacheConfig, apply_first_block_cache
 
 from profiler.measure.memory import measure_peak_bytes
-from tests.pipelines.models import ALL, families, load_stage, make_inputs, start
+from tests.pipelines.models import ALL, WITH_IMAGES, families, load_stage, make_inputs, start
 from tridentserve.models.families import FAMILIES
 from tridentserve.models.step_cache import StepCache, count_cache_bytes
 from tridentserve.pipelines import DenoisingState, PipelineAdapter, load_adapter
@@ -71,7 +71,9 @@ def test_one_row_is_what_diffusers_makes_of_it(model: Model, variant: str) -> No
     assert torch.equal(ours.tensors["latents"], finish(theirs, with_limit(state, 0.0)).tensors["latents"])
 
 
-@pytest.mark.parametrize("variant", families("sd3", "flux", "wan", "qwen_image", "z_image", "flux2_klein", "cogvideox"))
+@pytest.mark.parametrize(
+    "variant", families("sd3", "flux", "wan", "qwen_image", "z_image", *WITH_IMAGES, "flux2_klein", "cogvideox")
+)
 def test_members_of_a_batch_decide_for_themselves(model: Model, variant: str) -> None:
     """One is exact, one begins later, and one has two outputs; each gets what it gets alone."""
     folder = model(variant)

@@ -134,7 +134,7 @@ def _app(service: ImageService) -> FastAPI:
         ]
         for model in told:
             if model["id"] in service.takes_image:
-                model["input_modalities"] = ["text", "image"]
+                model["input_images"] = {"min": 1, "max": 1}
         return {"object": "list", "data": told}
 
     @app.post("/v1/images/edits")

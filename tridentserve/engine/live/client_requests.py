@@ -218,8 +218,8 @@ class ClientRequests:
         request = self._unfinished.pop(key, None)
         if request is None:
             return None
-        # The input image may have megabytes; `comparable` keeps a digest of it.
-        request.inputs = replace(request.inputs, image=None)
+        # Input images may have megabytes; `comparable` keeps digests of them.
+        request.inputs = request.inputs.without_images()
         if keep:
             self._joinable.setdefault(request.spec.request_id, request)
             self._kept[key] = request
@@ -239,6 +239,8 @@ class ClientRequests:
 
 
 def _make_comparable(inputs: GenerationInputs) -> GenerationInputs:
-    """The inputs without the seed, which the service may have drawn, and with a digest of the input image."""
-    image = None if inputs.image is None else hashlib.blake2b(inputs.image).digest()
-    return replace(inputs, seed=0, image=image)
+    """The inputs without the seed, which the service may have drawn, and with digests of the input images and the
+    mask."""
+    digests = [hashlib.blake2b(image).digest() for image in inputs.images]
+    mask = None if inputs.mask is None else hashlib.blake2b(inputs.mask).digest()
+    return replace(inputs, seed=0, image=next(iter(digests), None), more_images=tuple(digests[1:]), mask=mask)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -26,10 +25,7 @@ def select_inputs(
 ) -> dict[str, GenerationInputs]:
     """The inputs that a worker of a plan receives: only a worker that encodes needs their input images."""
     encodes = Stage.ENCODE in plan.stages and worker_id in plan.workers_of(Stage.ENCODE)
-    return {
-        name: request.inputs if encodes or request.inputs.image is None else replace(request.inputs, image=None)
-        for name, request in requests.items()
-    }
+    return {name: request.inputs if encodes else request.inputs.without_images() for name, request in requests.items()}
 
 
 class PeakEstimator:
@@ -45,15 +41,17 @@ class PeakEstimator:
         if self._memory is None or not specs:
             return (UNKNOWN_PEAK,) * plan.degree
         outputs = tuple([spec.num_outputs for spec in specs])
-        return self._find(plan.model, plan.stages, plan.degree, specs[0].shape, outputs)
+        return self._find(plan.model, plan.stages, plan.degree, specs[0].shape, outputs, specs[0].token_ratio)
 
     def _compute(
-        self, model: str, stages: tuple[Stage, ...], degree: int, shape: Shape, outputs: tuple[int, ...]
+        self, model: str, stages: tuple[Stage, ...], degree: int, shape: Shape, outputs: tuple[int, ...], ratio: float
     ) -> tuple[ExpectedPeak, ...]:
         assert self._memory is not None
         try:
-            plain = rank_peaks(self._memory, model, stages, degree, shape, outputs)
-            frugal = rank_peaks(self._memory, model, stages, degree, shape, outputs, frugal=True)
+            plain, frugal = (
+                rank_peaks(self._memory, model, stages, degree, shape, outputs, frugal=frugal, token_ratio=ratio)
+                for frugal in (False, True)
+            )
         except ProfileError:
             return (UNKNOWN_PEAK,) * degree
         return tuple([ExpectedPeak(*peaks) for peaks in zip(plain, frugal, strict=True)])

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tridentserve.errors import InvalidRequestError, ModelFolderError
 from tridentserve.models.families import FAMILIES
-from tridentserve.models.input_image import check_image
+from tridentserve.models.input_image import check_images
 from tridentserve.models.lora_files import LoraUse
 from tridentserve.parallel import is_first, rows, sequence_parallel
 from tridentserve.parallel.guidance import share_passes
@@ -65,7 +65,7 @@ class DiffusersAdapter(PipelineAdapter):
     def encode_all(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
         alike: defaultdict[Hashable, list[int]] = defaultdict(list)
         for index, inputs in enumerate(batch):
-            check_image(FAMILIES[self.family], inputs)
+            check_images(FAMILIES[self.family], inputs)
             alike[self._encode_key(inputs)].append(index)
         conditions: dict[int, Tensors] = {}
         with self._run_stage(Stage.ENCODE):
@@ -146,7 +146,18 @@ class DiffusersAdapter(PipelineAdapter):
         shapes = tuple((name, row.shape[0], *row.shape[2:], row.dtype) for name, row in sorted(rows.items()))
         # Packed latents of different proportions may have the same shape, but their positions differ.
         loras = () if self.mixes_loras else _read_loras(state)
-        return (state.values["size"], *latents.shape[1:], latents.dtype, loras, shapes)
+        return (
+            state.values["size"],
+            *latents.shape[1:],
+            latents.dtype,
+            loras,
+            shapes,
+            self._list_image_sizes(state.tensors),
+        )
+
+    def _list_image_sizes(self, tensors: Tensors) -> Hashable:
+        """The sizes of the input images of a state, where requests of one size may differ in them."""
+        return ()
 
     def _step_together(self, requests: list[DenoisingRequest], rows: Tensors) -> None:
         """Run one step of all requests: a forward pass together, then each request's own scheduler."""
@@ -194,7 +205,7 @@ class DiffusersAdapter(PipelineAdapter):
         if not self._is_cache_installed:
             block_cache.install(self._list_cached_blocks())
             self._is_cache_installed = True
-        return StepCaches(requests, passes, self._find_joined_stream(requests[0].latents))
+        return StepCaches(requests, passes, self._find_joined_stream(requests[0].tensors))
 
     def _list_cached_blocks(self) -> list[torch.nn.Module]:
         """The blocks of the transformer in the order in which they run, where all but the first can be left out."""
@@ -204,9 +215,9 @@ class DiffusersAdapter(PipelineAdapter):
         blocks = [block for each in lists for block in each]
         return blocks if len(blocks) > 1 else []
 
-    def _find_joined_stream(self, latents: torch.Tensor) -> block_cache.JoinedStream | None:
-        """The place of the image tokens in the blocks, for latents of this size; None where no block has text among
-        them."""
+    def _find_joined_stream(self, tensors: Tensors) -> block_cache.JoinedStream | None:
+        """The place of the image tokens in the blocks, for a state with these tensors; None where no block has text
+        among them."""
         return None
 
     @staticmethod

@@ -98,8 +98,9 @@ class ZImageAdapter(DiffusersAdapter):
         # Before them, image and text go through blocks of their own.
         return list(self.pipe.transformer.layers)
 
-    def _find_joined_stream(self, latents: torch.Tensor) -> JoinedStream:
-        tokens = latents.shape[2] // 2 * (latents.shape[3] // 2)
+    def _find_joined_stream(self, tensors: Tensors) -> JoinedStream:
+        height, width = tensors["latents"].shape[2:]
+        tokens = height // 2 * (width // 2)
         return JoinedStream(tokens + -tokens % SEQ_MULTI_OF, text_first=False)
 
     def _unpack(self, latents: torch.Tensor, shape: Shape) -> torch.Tensor:

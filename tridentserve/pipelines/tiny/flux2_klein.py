@@ -41,6 +41,8 @@ def build_transformer(*, guidance_embeds: bool) -> Any:
         guidance_embeds=guidance_embeds,
     )
     parts.untangle(model.x_embedder, model.proj_out, torch.arange(parts.INNER_DIM))
+    for block in model.transformer_blocks:
+        parts.brighten(block.attn.to_v, 8.0)
     return model
 
 
@@ -55,6 +57,8 @@ def build_vae() -> Any:
     )
     parts.smooth(model.decoder)
     parts.brighten(model.decoder.conv_out, 1.5)
+    # Input images are about as large as noise and have an effect on the attention.
+    parts.brighten(model.encoder.conv_out, 8.0)
     # Random statistics show whether a decoder undoes the normalization.
     model.bn.running_mean.normal_(std=0.5)
     model.bn.running_var.uniform_(0.5, 2.0)

@@ -33,14 +33,14 @@ class ExpectedTimes:
         self._slo_scale = dict(slo_scale)
         self._replanner = replanner
         self.shares = StepShares()
-        """The times of steps by quality, relative to steps that are computed whole."""
+        """The times of steps by quality, relative to the steps that the profile has."""
 
     def slo_s(self, spec: RequestSpec) -> float:
         """Section 8.1: a multiple of the latency with every stage at its optimal degree and no waiting."""
         if spec.slo_s is not None:
             return spec.slo_s
         # The quality changes nothing: what is made in less work is to be ready sooner, not to have less time.
-        whole = replace(spec, step_share=1.0)
+        whole = replace(spec, step_share=spec.token_ratio)
         return self._slo_scale.get(spec.model, DEFAULT_SLO_SCALE) * estimate_work(self._times, whole).seconds
 
     def set_slo_scale(self, model: str, scale: float) -> None:
@@ -89,14 +89,15 @@ class ExpectedTimes:
                 self._replanner.stage_finished(StageReport(spec.model, kind, spec.shape, len(plan.members), ran))
 
     def _observe_share(self, run: Run, span: StageSpan, degree: int, batch: int, steps: int) -> bool:
-        """Learn from the steps of requests that need not be exact. False for spans of others."""
-        qualities = {request.spec.quality for request in run.requests}
-        if span.stage is not Stage.DIFFUSE or qualities <= {"exact"}:
+        """Learn from the steps of requests that need not be exact or have further input images. False for spans of
+        others."""
+        kinds = {(request.spec.quality, request.spec.token_ratio) for request in run.requests}
+        if span.stage is not Stage.DIFFUSE or kinds <= {("exact", 1.0)}:
             return False
-        if len(qualities) > 1:
+        if len(kinds) > 1:
             return True  # nobody knows whose steps took the time
         spec = run.spec
         whole_s = self._times.seconds(spec.model, span.stage, spec.shape, degree, batch)
         if whole_s > 0:
-            self.shares.observe(spec.model, spec.quality, span.seconds / steps / whole_s, steps)
+            self.shares.observe(spec, span.seconds / steps / whole_s, steps)
         return True

@@ -52,10 +52,11 @@ def rank_peaks(
     shape: Shape,
     outputs: Sequence[int],
     frugal: bool = False,
+    token_ratio: float = 1.0,
 ) -> tuple[int, ...]:
     """Peak activation bytes on each worker of a plan, in rank order. `outputs`: the number of outputs of each member. A
-    batch is decoded one request after another. `frugal`: E is done so, too, and C in tiles. `ProfileError` when that
-    was not profiled."""
+    batch is decoded one request after another. `frugal`: E is done so, too, and C in tiles. `token_ratio`: the tokens
+    of D relative to those that were profiled. `ProfileError` when that was not profiled."""
     peaks = [0] * degree
     for stage in stages:
         used = stage_degree(times, model, stage, degree)
@@ -65,6 +66,8 @@ def rank_peaks(
             stage_peak = frugal_decode_bytes(times, model, shape, used, batch)
         else:
             stage_peak = times.peak_bytes(model, stage, shape, used, batch)
+        if stage is Stage.DIFFUSE:
+            stage_peak = math.ceil(token_ratio * stage_peak)
         peaks[:used] = [max(peak, stage_peak) for peak in peaks[:used]]
     return tuple(peaks)
 

@@ -1,4 +1,5 @@
-"""The time of denoising steps of each quality, relative to steps that are computed whole, as it is learned."""
+"""The time of denoising steps of each quality, and of those with further input images, relative to the steps that
+profiles have, as it is learned."""
 
 from __future__ import annotations
 
@@ -16,14 +17,15 @@ _PARTS = 20
 
 
 class StepShares:
-    """Learned shares by model and quality."""
+    """Learned shares by model and quality, with and without further input images. Until some were observed, steps take
+    as many times as long as they have times as many tokens."""
 
     def __init__(self) -> None:
-        self._shares: dict[tuple[str, Quality], float] = {}
+        self._shares: dict[tuple[str, Quality, bool], float] = {}
 
     def expect(self, spec: RequestSpec) -> RequestSpec:
-        """The request with the share that its steps are expected to take: 1 for exact ones."""
-        share = self._find(spec.model, spec.quality)
+        """The request with the share that its steps are expected to take: 1 for exact ones without further images."""
+        share = spec.token_ratio * self._find(_key(spec))
         rounded = max(1, round(share * _PARTS)) / _PARTS
         return spec if rounded == spec.step_share else replace(spec, step_share=rounded)
 
@@ -33,11 +35,18 @@ class StepShares:
             return None
         return self.expect(replace(spec, quality=spec.cheaper_quality))
 
-    def observe(self, model: str, quality: Quality, share: float, steps: int) -> None:
-        """Learn from `steps` steps that took `share` of the time that whole ones are expected to take."""
-        known = self._find(model, quality)
+    def observe(self, spec: RequestSpec, share: float, steps: int) -> None:
+        """Learn from `steps` steps that took `share` of the time that the profile has for a request of this size."""
+        key = _key(spec)
+        known = self._find(key)
         new = min(_MOST_NEW, steps / _STEPS_TO_FORGET)
-        self._shares[model, quality] = known + new * (min(share, _MOST_SHARE) - known)
+        self._shares[key] = known + new * (min(share / spec.token_ratio, _MOST_SHARE) - known)
 
-    def _find(self, model: str, quality: Quality) -> float:
-        return self._shares.get((model, quality), EXPECTED_SHARES[quality])
+    def _find(self, key: tuple[str, Quality, bool]) -> float:
+        _, quality, _ = key
+        return self._shares.get(key, EXPECTED_SHARES[quality])
+
+
+def _key(spec: RequestSpec) -> tuple[str, Quality, bool]:
+    """Equal for requests whose steps teach about each other's."""
+    return spec.model, spec.quality, spec.token_ratio > 1

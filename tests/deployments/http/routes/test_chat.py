@@ -76,6 +76,14 @@ async def test_a_text_with_an_image_is_an_edit(image: Any) -> None:
     assert (spec.model, inputs.prompt, inputs.image is not None) == ("tiny-kontext", "a red fox", True)
 
 
+async def test_several_images_are_all_taken() -> None:
+    backend, part = FakeBackend(), {"type": "image_url", "image_url": {"url": DATA_URL}}
+    answer = await ask(backend, make_body([part, TEXT, part], model="tiny-plus"))
+    assert answer.status_code == 200, answer.text
+    ((spec, inputs),) = backend.seen
+    assert (spec.model, inputs.prompt, len(inputs.images)) == ("tiny-plus", "a red fox", 2)
+
+
 @pytest.mark.parametrize(
     ("body", "param", "says"),
     [

@@ -9,12 +9,16 @@ from base64 import b64encode
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from PIL import Image
 
+from deployments.schemas.edit import EditRequest, build_edit_request
+from deployments.schemas.image import parse_as
 from deployments.schemas.image_field import count_image_chars
 from tests.deployments.clients import IMAGES, get_error, open_client, open_image_client, parse_events
 from tests.deployments.fake_backend import MODELS, WITH_IMAGES, FakeBackend, make_png
+from tridentserve.errors import InvalidRequestError
 from tridentserve.models.input_image import encode_png, read_image
 from tridentserve.requests import Shape
 
@@ -23,6 +27,8 @@ IMAGE = make_png(64, 48, "red")
 BASE64 = b64encode(IMAGE).decode()
 DATA_URL = f"data:image/png;base64,{BASE64}"
 STEPS = {"num_inference_steps": 2}
+TOO_MANY = "has 2 images, this model takes 1 at most; tiny-plus"
+TOO_MANY = "has 2 images, this model takes 1 at most; tiny-plus"
 BODY = {"prompt": "make it blue", **STEPS, "image": BASE64}
 TEXTS = {"prompt": "make it blue", "num_inference_steps": "2"}
 FILE = ("fox.png", IMAGE, "image/png")
@@ -126,10 +132,31 @@ async def test_a_stream() -> None:
     [
         ({"data": TEXTS}, "image", "is required"),
         ({"json": {**BODY, "image": None}}, "image", "is required"),
-        ({"data": TEXTS, "files": [("image", FILE), ("image", FILE)]}, "image", "several images"),
-        ({"data": TEXTS, "files": [("image[]", FILE), ("image[]", FILE)]}, "image", "several images"),
-        ({"json": {**BODY, "image": [BASE64, BASE64]}}, "image", "several images"),
-        ({"data": TEXTS, "files": {"image": FILE, "mask": FILE}}, "mask", "not supported by this model"),
+        (
+            {"data": TEXTS, "files": [("image", FILE), ("image", FILE)]},
+            "image",
+            "has 2 images, this model takes 1 at most; tiny-plus",
+        ),
+        (
+            {"data": TEXTS, "files": [("image[]", FILE), ("image[]", FILE)]},
+            "image",
+            "has 2 images, this model takes 1 at most; tiny-plus",
+        ),
+        ({"json": {**BODY, "image": [BASE64, BASE64]}}, "image", TOO_MANY),
+        (
+            {"data": {**TEXTS, "model": "tiny-kontext"}, "files": {"image": FILE, "mask": FILE}},
+            "mask",
+            "must be left out: flux_kontext makes the whole image; tiny-fill would take it",
+        ),
+        ({"json": {**BODY, "model": "tiny-fill"}}, "mask", "is required: flux_fill paints the masked part of an image"),
+        ({"data": TEXTS, "files": {"image": FILE, "mask": ("m.png", make_png(48, 64))}}, "mask", "image, 64x48 pixels"),
+        (
+            {"data": TEXTS, "files": {"image": FILE, "mask": ("m.png", make_png(65, 48))}},
+            "mask",
+            "more than 3072 pixels",
+        ),
+        ({"data": TEXTS, "files": {"image": FILE, "mask": b"%PDF"}}, "mask", "mask: cannot be read"),
+        ({"json": {**BODY, "mask": "http://host/mask.png"}}, "mask", "nothing is fetched"),
         ({"data": {**TEXTS, "image": BASE64}, "files": {"image": FILE}}, "image", "image: is given twice in the form"),
         ({"data": TEXTS, "files": {"image": b""}}, "image", "empty"),
         ({"json": {**BODY, "image": ""}}, "image", "empty"),
@@ -166,6 +193,100 @@ async def test_what_is_refused(sent: dict[str, Any], param: str | None, says: st
     assert says in get_error(answer)["message"]
     assert "passwd" not in answer.text
     assert not backend.seen
+
+
+OTHER = make_png(96, 160, "blue")
+OTHER_FILE = ("pond.png", OTHER, "image/png")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        {"files": [("image", FILE), ("image", OTHER_FILE)]},
+        {"files": [("image[]", FILE), ("image[]", OTHER_FILE)]},
+        {"json": {"image": [BASE64, b64encode(OTHER).decode()]}},
+        {"json": {"images": [{"image_url": DATA_URL}, b64encode(OTHER).decode()]}},
+    ],
+    ids=["image", "image[]", "list", "images"],
+)
+async def test_several_images(sent: dict[str, Any]) -> None:
+    backend, fields = FakeBackend(), {"prompt": "the first beside the second", "model": "tiny-plus"}
+    if "json" in sent:
+        answer = await edit(backend, json={**fields, **sent["json"]})
+    else:
+        answer = await edit(backend, data=fields, **sent)
+    assert answer.status_code == 200, answer.text
+    ((spec, inputs),) = backend.seen
+    assert inputs.images == tuple(encode_png(read_image(content, 10**6)) for content in (IMAGE, OTHER))
+    assert spec.shape == Shape(48, 64)  # the first image's
+    # D has 4096 tokens of each image; the profile of the size has those of one.
+    assert spec.token_ratio == inputs.token_ratio == (12 + 2 * 4096) / (12 + 4096)
+
+
+def make_mask(kind: str) -> bytes:
+    """The left half is to be painted anew."""
+    if kind == "transparent":
+        mask = Image.new("RGBA", (64, 48), (9, 9, 9, 255))
+        mask.paste((200, 0, 0, 0), (0, 0, 32, 48))
+    else:
+        mask = Image.new(kind, (64, 48), "black")
+        mask.paste("white", (0, 0, 32, 48))
+    buffer = io.BytesIO()
+    mask.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["transparent", "RGB", "L", "1", "RGBA"])
+async def test_a_mask_is_transparent_or_white_where_to_paint(kind: str) -> None:
+    backend, mask = FakeBackend(), make_mask(kind)
+    for sent in (
+        {"data": TEXTS, "files": {"image": FILE, "mask": ("mask.png", mask)}},
+        {"json": {**BODY, "mask": b64encode(mask).decode()}},
+    ):
+        answer = await edit(backend, **sent)
+        assert answer.status_code == 200, answer.text
+    assert {spec.model for spec, _ in backend.seen} == {"tiny-fill"}  # none is named, and this one takes masks
+    for _, inputs in backend.seen:
+        painted = np.asarray(Image.open(io.BytesIO(inputs.mask or b"")))
+        assert painted.shape == (48, 64)
+        assert (painted[:, :32] == 255).all()
+        assert (painted[:, 32:] == 0).all()
+
+
+def test_a_service_that_paints_no_part_of_an_image_says_so() -> None:
+    request = parse_as(EditRequest, {**BODY, "mask": b64encode(make_mask("L")).decode()})
+    only = {"tiny-kontext": WITH_IMAGES["tiny-kontext"]}
+    with pytest.raises(InvalidRequestError, match="makes the whole image; no served model would take it"):
+        build_edit_request(request, only)
+
+
+async def test_a_model_that_may_do_without_images() -> None:
+    backend, square = FakeBackend(), b64encode(make_png(64, 64, "red")).decode()
+    async with open_image_client(backend) as http:
+        for image in (square, [square, square]):
+            body = {"prompt": "blue", "model": "tiny-klein", "image": image}
+            assert (await http.post(EDITS, json=body)).status_code == 200
+        assert (await http.post(IMAGES, json={"prompt": "blue", "model": "tiny-klein"})).status_code == 200
+        refused = await http.post(EDITS, json={"prompt": "blue", "model": "tiny-klein", "image": BASE64})
+    assert "at least 64 pixels" in get_error(refused)["message"]
+    assert [(len(inputs.images), spec.token_ratio) for spec, inputs in backend.seen] == [(1, 2.0), (2, 3.0), (0, 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("model", "images", "param", "says"),
+    [
+        ("tiny-klein", [IMAGE] * 3, "image", "has 3 images, this model takes 2 at most; tiny-plus would take"),
+        ("tiny-plus", [IMAGE] * 4, "image", "has 4 images, this model takes 3 at most"),
+        ("tiny-plus", [IMAGE, b""], "image[1]", "image[1]: is an empty file"),
+        ("tiny-plus", [make_png(800, 800), make_png(700, 700)], "image[1]", "pixels, the most that this model takes b"),
+        ("tiny-plus", [make_png(64, 64), bytes(2**20)], "image[1]", "bytes, the most that this model takes beside"),
+    ],
+)
+async def test_bounds_hold_for_all_images_together(model: str, images: list[bytes], param: str, says: str) -> None:
+    files = [("image[]", ("a.png", content, "image/png")) for content in images]
+    answer = await edit(FakeBackend(), data={**TEXTS, "model": model}, files=files)
+    assert (answer.status_code, get_error(answer)["param"]) == (422, param), answer.text
+    assert says in get_error(answer)["message"]
 
 
 @pytest.mark.parametrize(
@@ -224,7 +345,18 @@ async def test_models_say_what_they_take() -> None:
     async with open_image_client(FakeBackend()) as http:
         told = {model["id"]: model for model in (await http.get("/v1/models")).json()["data"]}
     takes = {name: model["input_modalities"] for name, model in told.items() if "image" in model["input_modalities"]}
-    assert takes == {"tiny-kontext": ["text", "image"], "tiny-wan-i2v": ["text", "image"]}
+    assert set(takes) == {"tiny-kontext", "tiny-fill", "tiny-plus", "tiny-klein", "tiny-wan-i2v"}
+    assert {name for name, model in told.items() if model["takes_mask"]} == {"tiny-fill"}
+    assert {tuple(modalities) for modalities in takes.values()} == {("text", "image")}
+    numbers = {name: tuple(model["input_images"].values()) for name, model in told.items()}
+    assert [numbers[name] for name in ("tiny-kontext", "tiny-plus", "tiny-klein", "tiny-wan-i2v", "tiny-sd3")] == [
+        (1, 1),
+        (1, 3),
+        (0, 2),
+        (1, 1),
+        (0, 0),
+    ]
+    assert told["tiny-klein"]["defaults"]["size"] != "auto"
     assert told["tiny-kontext"]["defaults"]["size"] == "auto"
     assert told["tiny-kontext"]["limits"]["max_image_bytes"] == 2**20
     assert told["tiny-wan"]["input_modalities"] == ["text"]

@@ -56,6 +56,16 @@ async def test_an_edit(sdk: openai.AsyncOpenAI, backend: FakeBackend) -> None:
     assert [inputs.image for _, inputs in backend.seen] == [NORMALISED] * 2
 
 
+async def test_an_edit_of_several_images(sdk: openai.AsyncOpenAI, backend: FakeBackend) -> None:
+    await sdk.images.edit(model="tiny-plus", image=[FILE, FILE], prompt="blue", extra_body=EXTRA)
+    assert [inputs.images for _, inputs in backend.seen] == [(NORMALISED, NORMALISED)]
+
+
+async def test_an_edit_with_a_mask(sdk: openai.AsyncOpenAI, backend: FakeBackend) -> None:
+    await sdk.images.edit(image=FILE, mask=FILE, prompt="blue", extra_body=EXTRA)
+    assert [(spec.model, inputs.mask is not None) for spec, inputs in backend.seen] == [("tiny-fill", True)]
+
+
 async def test_an_edit_as_a_stream(sdk: openai.AsyncOpenAI) -> None:
     streamed = await sdk.images.edit(image=FILE, prompt="blue", size="auto", stream=True, extra_body=EXTRA)
     kinds = [event.type async for event in streamed]
@@ -63,10 +73,10 @@ async def test_an_edit_as_a_stream(sdk: openai.AsyncOpenAI) -> None:
 
 
 async def test_what_an_edit_does_not_take(sdk: openai.AsyncOpenAI) -> None:
-    with pytest.raises(openai.UnprocessableEntityError, match="several images"):
+    with pytest.raises(openai.UnprocessableEntityError, match="has 2 images, this model takes 1 at most"):
         await sdk.images.edit(image=[FILE, FILE], prompt="blue")
-    with pytest.raises(openai.UnprocessableEntityError, match="mask: is not supported"):
-        await sdk.images.edit(image=FILE, mask=FILE, prompt="blue")
+    with pytest.raises(openai.UnprocessableEntityError, match="mask: must be left out"):
+        await sdk.images.edit(model="tiny-kontext", image=FILE, mask=FILE, prompt="blue")
     with pytest.raises(openai.NotFoundError, match="edits images"):
         await sdk.images.generate(model="tiny-kontext", prompt="blue")
 
