@@ -211,8 +211,7 @@ def _sample_whole(adapter: WholeAdapter, inputs: GenerationInputs, family: Famil
     marks_s: list[float] = []
 
     def mark(share: float = 0.0) -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        find_device(device).wait_for_all_work()
         marks_s.append(time.perf_counter())
 
     short = replace(inputs, num_inference_steps=WARM_UP)

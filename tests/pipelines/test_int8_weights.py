@@ -13,9 +13,9 @@ import torch
 import transformers
 
 from profiler.measure.random_weights import count_weights_bytes, make_random_adapter
+from tests.pipelines.compiling.test_kernels import traced
 from tests.pipelines.loras import random_lora, save_lora
 from tests.pipelines.models import formats_of, make_inputs
-from tests.pipelines.test_kernels import traced
 from tridentserve.models.kernels import Kernels
 from tridentserve.models.model_folder import stage_weights_bytes
 from tridentserve.pipelines import PipelineAdapter, kernels, load_adapter

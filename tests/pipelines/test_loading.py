@@ -13,7 +13,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from tests.pipelines.models import ALL, edit_json, families, formats_of
+from tests.pipelines.models import ALL, families, formats_of
+from tests.pipelines.variants import edit_json
 from tridentserve.errors import ModelFolderError
 from tridentserve.pipelines import load_adapter
 from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter

@@ -15,7 +15,8 @@ import torch
 from diffusers import schedulers
 from safetensors.torch import save_file
 
-from tests.pipelines.models import ALL, edit_json, families, formats_of
+from tests.pipelines.models import ALL, families, formats_of
+from tests.pipelines.variants import edit_json
 from tridentserve.errors import ModelFolderError
 from tridentserve.models import model_folder
 from tridentserve.models.families import FAMILIES

@@ -18,7 +18,8 @@ import pytest
 from profiler.tables.rows import ProfileTable, read_shipped_table, write_table
 from tests.e2e.conftest import Service, decode_image
 from tests.e2e.test_faults import running
-from tests.pipelines.models import replace_model, stock_result
+from tests.pipelines.models import stock_result
+from tests.pipelines.variants import replace_model
 from tests.support import http
 from tests.support.waiting import PATIENCE_S, wait_until
 from tridentserve.byte_sizes import MIB

@@ -14,7 +14,6 @@ from tests.pipelines.models import (
     ALL,
     FROM_IMAGES,
     decode,
-    edit_json,
     families,
     family_of,
     final_latents,
@@ -25,6 +24,7 @@ from tests.pipelines.models import (
     start,
     stock_result,
 )
+from tests.pipelines.variants import edit_json
 from tridentserve.errors import InvalidRequestError, ModelFolderError
 from tridentserve.pipelines import load_adapter
 from tridentserve.stages import Stage

@@ -9,8 +9,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from tridentserve.device import find_device
 from tridentserve.pipelines.adapters.stepped_call import SteppedCall
 
+CPU = find_device(torch.device("cpu"))
 SETTING = contextvars.ContextVar("setting", default="none")
 
 
@@ -27,7 +29,7 @@ def count_to_four(done: list[int]) -> Callable[[Callable[[float], None]], str]:
 
 def test_it_waits_until_more_is_wanted() -> None:
     done: list[int] = []
-    call = SteppedCall(count_to_four(done))
+    call = SteppedCall(count_to_four(done), CPU)
     assert not done
     for share, expected in ((0.2, [1]), (0.25, [1, 2]), (0.7, [1, 2, 3]), (0.7, [1, 2, 3]), (1.0, [1, 2, 3, 4, 0])):
         call.run_until(share)
@@ -38,7 +40,7 @@ def test_it_waits_until_more_is_wanted() -> None:
 
 def test_it_may_be_left_in_the_middle() -> None:
     done: list[int] = []
-    before, call = threading.active_count(), SteppedCall(count_to_four(done))
+    before, call = threading.active_count(), SteppedCall(count_to_four(done), CPU)
     call.end()
     call.run_until(0.2)
     call.end()
@@ -52,7 +54,7 @@ def test_what_it_raises_is_raised_where_it_was_asked_for() -> None:
         note(0.5)
         raise ValueError("odd")
 
-    call = SteppedCall(fail)
+    call = SteppedCall(fail, CPU)
     call.run_until(0.5)
     with pytest.raises(ValueError, match="odd"):
         call.run_until(1.0)
@@ -61,7 +63,7 @@ def test_what_it_raises_is_raised_where_it_was_asked_for() -> None:
 
 def test_it_has_the_settings_of_its_caller() -> None:
     threads = torch.get_num_threads()
-    call = SteppedCall(lambda note: (SETTING.get(), torch.get_num_threads(), torch.is_grad_enabled()))
+    call = SteppedCall(lambda note: (SETTING.get(), torch.get_num_threads(), torch.is_grad_enabled()), CPU)
     token = SETTING.set("mine")
     call.run_until(1.0)
     SETTING.reset(token)

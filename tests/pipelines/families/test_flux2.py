@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from tests.pipelines.models import (
-    edit_json,
     families,
     final_latents,
     load_stage,
@@ -20,6 +19,7 @@ from tests.pipelines.models import (
     start,
     stock_result,
 )
+from tests.pipelines.variants import edit_json
 from tridentserve.errors import InvalidRequestError, ModelFolderError
 from tridentserve.models.families import FAMILIES
 from tridentserve.models.input_image import encode_png, read_image, shrink_image

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.pipelines.models import edit_json, final_latents, load_stage, make_inputs, stock_result
+from tests.pipelines.models import final_latents, load_stage, make_inputs, stock_result
+from tests.pipelines.variants import edit_json
 from tridentserve.errors import ModelFolderError
 from tridentserve.pipelines import load_adapter
 from tridentserve.stages import Stage

@@ -15,7 +15,6 @@ import torch
 from tests.pipelines.models import (
     call_stock,
     decode,
-    edit_json,
     final_latents,
     formats_of,
     load_stage,
@@ -24,6 +23,7 @@ from tests.pipelines.models import (
     stock_pipeline,
     stock_result,
 )
+from tests.pipelines.variants import edit_json
 from tridentserve.errors import InvalidRequestError, ModelFolderError
 from tridentserve.pipelines import load_adapter
 from tridentserve.pipelines.adapters import ltx2

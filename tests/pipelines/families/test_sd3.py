@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.pipelines.models import edit_json, load_stage, make_inputs
+from tests.pipelines.models import load_stage, make_inputs
+from tests.pipelines.variants import edit_json
 from tridentserve.stages import Stage
 
 Model = Callable[[str], Path]

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.pipelines.models import decode, edit_json, final_latents, load_stage, make_inputs, start, stock_result
+from tests.pipelines.models import decode, final_latents, load_stage, make_inputs, start, stock_result
+from tests.pipelines.variants import edit_json
 from tridentserve.errors import InvalidRequestError
 from tridentserve.pipelines import load_adapter
 from tridentserve.stages import Stage

@@ -15,7 +15,7 @@ import torch
 from profiler import CostModel, read_table
 from profiler.measure.random_weights import write_published
 from profiler.measure.stages import Sample, Source, sample_decode
-from tests.pipelines.models import edit_json
+from tests.pipelines.variants import edit_json
 from tests.support.processes import run
 from tridentserve.models.cache import CACHE_ENV
 from tridentserve.pipelines.tiny.build import ensure_tiny

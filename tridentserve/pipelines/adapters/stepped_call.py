@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-import torch
+from tridentserve.device import ComputeDevice
 
 Result = TypeVar("Result")
 
@@ -19,9 +19,11 @@ class _Ended(BaseException):
 class SteppedCall(Generic[Result]):
     """The call runs in a thread of its own, and only while `run_until` waits for it: never beside its caller."""
 
-    def __init__(self, function: Callable[[Callable[[float], None]], Result]) -> None:
-        """`function` gets a function that it calls with the share of its work that is done, from 0 to 1."""
+    def __init__(self, function: Callable[[Callable[[float], None]], Result], device: ComputeDevice) -> None:
+        """`function` gets a function that it calls with the share of its work that is done, from 0 to 1; it works on
+        `device`."""
         self._function = function
+        self._device = device
         self._thread: threading.Thread | None = None
         self._resume, self._pause = threading.Semaphore(0), threading.Semaphore(0)
         self._wanted = 0.0
@@ -36,11 +38,9 @@ class SteppedCall(Generic[Result]):
         if self._results or (self._done >= share and share < 1):
             return
         if self._thread is None:
-            is_on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-            device = torch.cuda.current_device() if is_on_gpu else None
             context = contextvars.copy_context()
             # A process that ends does not wait for it.
-            self._thread = threading.Thread(target=context.run, args=(self._run, device), daemon=True)
+            self._thread = threading.Thread(target=context.run, args=(self._run,), daemon=True)
             self._thread.start()
         else:
             self._resume.release()
@@ -60,10 +60,9 @@ class SteppedCall(Generic[Result]):
             self._resume.release()
             self._thread.join()
 
-    def _run(self, device: int | None) -> None:
+    def _run(self) -> None:
         try:
-            if device is not None:
-                torch.cuda.set_device(device)  # a new thread begins on the first one
+            self._device.enter_thread()  # a new thread begins on the first one
             self._results.append(self._function(self._note))
         except _Ended:
             return

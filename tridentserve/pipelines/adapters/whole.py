@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tridentserve.device import find_device
 from tridentserve.errors import InvalidRequestError, ModelFolderError, WorkerError
 from tridentserve.models.family import Family
 from tridentserve.models.whole.pipeline_source import PipelineCall, read_pipeline_call
@@ -68,7 +69,7 @@ class WholeAdapter(PipelineAdapter):
         self._require(Stage.DIFFUSE)
         self._check(inputs)
         number = next(self._numbers)
-        self._calls[number] = SteppedCall(lambda on_share: self.generate(inputs, on_share))
+        self._calls[number] = SteppedCall(lambda on_share: self.generate(inputs, on_share), find_device(self.device))
         black = np.zeros(self._list_sizes(inputs), np.uint8)  # until the last step
         return DenoisingState(
             step=0,

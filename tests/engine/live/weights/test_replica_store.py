@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from profiler.measure.memory import measure_peak_bytes
-from tests.pipelines.models import edit_json, make_inputs
+from tests.pipelines.models import make_inputs
+from tests.pipelines.variants import edit_json
 from tests.support.waiting import until
 from tridentserve.device.pinned_memory import PinnedMemory
 from tridentserve.engine.live.messages import ModelSource, ReplicaLoad
