@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.engine.live.plans import INPUTS, Plans
+from tests.engine.live.fleet.plans import INPUTS, Plans
 from tests.pipelines.models import make_inputs, stock_result
 from tests.support.waiting import until
 from tridentserve.cluster import WorkerSpec
