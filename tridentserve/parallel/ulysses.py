@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 
-from tridentserve.errors import ConfigError
 from tridentserve.parallel.collectives import CollectiveGroup
-from tridentserve.parallel.token_sharding import SharedAttentionCalls, TokenSharding
+from tridentserve.parallel.token_sharding import RedirectedAttention, TokenSharding
 
 _ACTIVE: ContextVar[TokenSharding | None] = ContextVar("sequence_parallel", default=None)
 # Stands for `_ACTIVE` in compiled code, since torch.compile cannot read context variables. Each value has a version of
@@ -172,15 +171,11 @@ def _shard_forward(stock: Callable[..., Any], text_first: bool, call_per_sample:
         active = _ACTIVE.get()
         if active is None:
             return stock(*args, **kwargs)
-        with SharedAttentionCalls(active, text_first) as redirect:
+        compute = functools.partial(active.compute_attention, text_first=text_first)
+        with RedirectedAttention(compute) as redirect:
             result = stock(*args, **kwargs)
         expected = len((args or (kwargs["hidden_states"],))[0]) if call_per_sample else 1
-        if redirect.calls != expected:
-            raise ConfigError(
-                f"an attention called scaled_dot_product_attention {redirect.calls} times, not "
-                f"{'once' if expected == 1 else f'{expected} times'}; under sequence parallelism use the native "
-                "attention backend"
-            )
+        redirect.check_calls(expected, "under sequence parallelism")
         return result
 
     @functools.wraps(stock)

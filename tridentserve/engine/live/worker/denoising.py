@@ -106,11 +106,9 @@ class Denoising:
     def run_steps(self, before: Sequence[StageSpan]) -> None:
         """Do the plan's denoising steps for all members, up to a stop or a pause. `before`: the spans of the plan's
         stages before D."""
-        batches: defaultdict[Hashable, list[str]] = defaultdict(list)
-        for request_id, state in self._states.items():
-            batches[self._adapter.batch_key(state)].append(request_id)
         began_s = time.time()
         with sequence_parallel(self._group):
+            batches = self._find_batches()
             for done in range(self._plan.num_steps):
                 command = self._control.command if self._group is None else self._group.agree(self._control.command)
                 if command == StepCommand.STOP:
@@ -121,10 +119,17 @@ class Denoising:
                     return
                 if done > 0:
                     self._report_step()
-                for members in batches.values():
+                for members in batches:
                     self._advance(members)
                 if self._is_leader and self._plan.is_saved_after(done + 1):
                     self._control.on_checkpoint(self._make_checkpoint(done + 1, before, began_s))
+
+    def _find_batches(self) -> list[list[str]]:
+        """The members that share forward passes: as one packed sequence where they can, else as rows of one batch."""
+        batches: defaultdict[Hashable, list[str]] = defaultdict(list)
+        for request_id, state in self._states.items():
+            batches[self._adapter.pack_key(state) or self._adapter.batch_key(state)].append(request_id)
+        return list(batches.values())
 
     def _advance(self, members: Sequence[str]) -> None:
         """Do one step of members that share forward passes."""
