@@ -71,7 +71,7 @@ class PackedSequence:
 
     def unpack_images(self, tokens: torch.Tensor) -> list[torch.Tensor]:
         """Split image tokens, (tokens, 1, channels), into those of each request, (rows, tokens, channels)."""
-        split = tokens.split([rows * count for rows, count in zip(self._rows, self._image_tokens, strict=True)])
+        split = torch.split(tokens, [rows * count for rows, count in zip(self._rows, self._image_tokens, strict=True)])
         return [part.view(rows, -1, part.shape[-1]) for rows, part in zip(self._rows, split, strict=True)]
 
     def compute_attention(
@@ -113,8 +113,11 @@ class PackedSequence:
         return [join_text(of_text, of_image, self._text_first) for of_text, of_image in pairs]
 
     def _split_stream(self, tokens: torch.Tensor, counts: Sequence[int]) -> list[torch.Tensor]:
-        split = tokens[0].split([rows * count for rows, count in zip(self._rows, counts, strict=True)], dim=1)
-        return [part.unflatten(1, (rows, -1)).transpose(0, 1) for rows, part in zip(self._rows, split, strict=True)]
+        heads, _, channels = tokens[0].shape
+        split = torch.split(tokens[0], [rows * count for rows, count in zip(self._rows, counts, strict=True)], dim=1)
+        return [
+            part.view(heads, rows, -1, channels).transpose(0, 1) for rows, part in zip(self._rows, split, strict=True)
+        ]
 
     def _join(self, parts: Sequence[torch.Tensor], stream: Stream) -> torch.Tensor:
         """Join what `_split` has split."""

@@ -44,16 +44,16 @@ class PeakEstimator:
         """Expected bytes of activations on each worker of a plan for these requests, in rank order."""
         if self._memory is None or not specs:
             return (UNKNOWN_PEAK,) * plan.degree
-        outputs = tuple([spec.num_outputs for spec in specs])
-        return self._find(plan.model, plan.stages, plan.degree, specs[0].shape, outputs)
+        members = tuple([(spec.shape, spec.num_outputs) for spec in specs])
+        return self._find(plan.model, plan.stages, plan.degree, members)
 
     def _compute(
-        self, model: str, stages: tuple[Stage, ...], degree: int, shape: Shape, outputs: tuple[int, ...]
+        self, model: str, stages: tuple[Stage, ...], degree: int, members: tuple[tuple[Shape, int], ...]
     ) -> tuple[ExpectedPeak, ...]:
         assert self._memory is not None
         try:
-            plain = rank_peaks(self._memory, model, stages, degree, shape, outputs)
-            frugal = rank_peaks(self._memory, model, stages, degree, shape, outputs, frugal=True)
+            plain = rank_peaks(self._memory, model, stages, degree, members)
+            frugal = rank_peaks(self._memory, model, stages, degree, members, frugal=True)
         except ProfileError:
             return (UNKNOWN_PEAK,) * degree
         return tuple([ExpectedPeak(*peaks) for peaks in zip(plain, frugal, strict=True)])

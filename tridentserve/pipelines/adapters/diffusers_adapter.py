@@ -165,10 +165,11 @@ class DiffusersAdapter(PipelineAdapter):
             timestep.expand(request.latents.shape[0]) for timestep, request in zip(timesteps, requests, strict=True)
         ]
         inputs = [request.scale_input(timestep) for request, timestep in zip(requests, timesteps, strict=True)]
-        if rows is None:
-            noises = self._predict_packed(requests, expanded, inputs)
-        else:
-            noises = self._predict_batch(requests, expanded, inputs, rows)
+        noises = (
+            self._predict_packed(requests, expanded, inputs)
+            if rows is None
+            else self._predict_batch(requests, expanded, inputs, rows)
+        )
         for request, timestep, own in zip(requests, timesteps, noises, strict=True):
             guided = self._apply_guidance(own, request.values, timestep)
             request.take_step(
@@ -177,7 +178,7 @@ class DiffusersAdapter(PipelineAdapter):
 
     def _predict_packed(
         self, requests: list[DenoisingRequest], timesteps: list[torch.Tensor], inputs: list[torch.Tensor]
-    ) -> list[torch.Tensor]:
+    ) -> Sequence[torch.Tensor]:
         """Predict the noise of each request, (passes, outputs, ...), with all passes of all of them in one sequence."""
         if not self._is_packing_installed:
             self._install_packing()
@@ -188,7 +189,7 @@ class DiffusersAdapter(PipelineAdapter):
             rows = {name: row.flatten(0, 1) for name, row in request.rows.items()}
             calls.append(NoiseCall(torch.cat([latents] * passes), levels.repeat(passes), rows, request.tensors))
         noises = zip(self._predict_noises(calls), inputs, strict=True)
-        return [noise.unflatten(0, (-1, len(latents))) for noise, latents in noises]
+        return [noise.reshape(-1, *latents.shape) for noise, latents in noises]
 
     def _predict_batch(
         self,

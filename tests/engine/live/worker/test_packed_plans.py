@@ -1,46 +1,60 @@
-"""Members of a plan whose denoising steps differ in size or guidance share them as one packed sequence."""
+"""Members of a plan that differ in size share their denoising steps as one packed sequence."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, cast
 
+import numpy as np
 import pytest
-import torch
 
-from tests.pipelines.models import load_stage, make_inputs
-from tridentserve.engine.live.transport.parcel import Parcel
-from tridentserve.engine.live.worker.denoising import Denoising, StepControl
+from tests.engine.live.previews.test_previews import HeldStages
+from tests.pipelines.models import make_inputs
+from tridentserve.engine.live.worker.denoising import StepControl
+from tridentserve.engine.live.worker.executor import Execution, StageExecutor
+from tridentserve.pipelines import DenoisingState
+from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
 from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.plans import DispatchPlan, PlanMember
+from tridentserve.requests import GenerationInputs
 from tridentserve.stages import Stage
 
+STAGES = (Stage.ENCODE, Stage.DIFFUSE, Stage.DECODE)
+GUIDED, UNGUIDED = 5.0, 1.0
 
-@pytest.mark.parametrize("sizes", [((64, 64), (64, 64)), ((64, 96), (32, 32))])
-def test_members_without_and_with_guidance_are_denoised_in_one_call(
-    tiny_cache: Path, monkeypatch: pytest.MonkeyPatch, sizes: tuple[tuple[int, int], ...]
+
+def execute(executor: StageExecutor, inputs: Mapping[str, GenerationInputs]) -> Execution:
+    plan = DispatchPlan(1, "m", STAGES, ("w",), tuple(PlanMember(name, (0, 2)) for name in inputs))
+    return executor.execute_plan(plan, inputs, {}, StepControl())
+
+
+@pytest.mark.parametrize(("sizes", "calls"), [(((64, 64), (64, 64)), [1, 1, 1, 1]), (((64, 96), (32, 32)), [2, 2])])
+def test_members_of_other_sizes_and_guidance_are_denoised_in_one_call(
+    tiny_cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    sizes: tuple[tuple[int, int], tuple[int, int]],
+    calls: list[int],
 ) -> None:
-    folder = ensure_tiny("sd3", tiny_cache)
-    encode, diffuse = load_stage(folder, Stage.ENCODE), load_stage(folder, Stage.DIFFUSE)
+    """Those of one size that differ in guidance are not: their plan has the memory of a batch."""
+    executor = StageExecutor("w", cast(Any, HeldStages(ensure_tiny("sd3", tiny_cache))), cast(Any, None))
+    one, other = sizes
     inputs = {
-        str(scale): make_inputs(*size, steps=2, guidance_scale=scale)
-        for size, scale in zip(sizes, (1.0, 5.0), strict=True)
+        "one": make_inputs(*one, steps=2, guidance_scale=GUIDED),
+        "other": make_inputs(*other, steps=2, guidance_scale=UNGUIDED),
     }
-    conditions = {name: encode.encode(each) for name, each in inputs.items()}
-    alone = {
-        name: diffuse.step(diffuse.prepare(conditions[name], each), 2).tensors["latents"]
-        for name, each in inputs.items()
-    }
-    members = tuple(PlanMember(name, (0, 2)) for name in inputs)
-    plan = DispatchPlan(1, "tiny-sd3", (Stage.DIFFUSE,), ("w",), members)
-    calls: list[int] = []
-    stock: Callable[..., object] = diffuse.advance
-    monkeypatch.setattr(diffuse, "advance", lambda states, n=1: (calls.append(len(states)), stock(states, n))[1])
+    stock, called = DiffusersAdapter.advance, []
 
-    denoising = Denoising(plan, diffuse, None, StepControl())
-    denoising.share_states(inputs, {name: Parcel(each) for name, each in conditions.items()})
-    denoising.run_steps([])
+    def advance(self: DiffusersAdapter, states: Sequence[DenoisingState], n: int = 1) -> list[DenoisingState]:
+        called.append(len(states))
+        return stock(self, states, n)
 
-    assert calls == [2, 2]
-    for name, output in denoising.collect_outputs().items():
-        assert torch.allclose(output.tensors["latents"], alone[name], atol=1e-4)
+    monkeypatch.setattr(DiffusersAdapter, "advance", advance)
+
+    images = execute(executor, inputs).images
+
+    assert called == calls
+    for name, content in inputs.items():
+        alone = execute(executor, {name: content}).images[name]
+        assert images[name].shape == alone.shape
+        assert np.abs(images[name].astype(int) - alone.astype(int)).max() <= 1

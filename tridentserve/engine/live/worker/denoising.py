@@ -87,6 +87,7 @@ class Denoising:
         self._group = group
         self._control = control
         self._is_leader = group is None or group.rank == 0
+        self._is_mixed = False
         self._states: dict[str, DenoisingState] = {}
         self._previews = DuePreviews({}, time.monotonic)
         self.stopped = False
@@ -97,6 +98,7 @@ class Denoising:
     def share_states(self, inputs: Mapping[str, GenerationInputs], given: Mapping[str, Parcel]) -> None:
         """Begin with the states that the leader makes of the outputs `given` by the members' previous plans. `inputs`
         has the members that have not ended."""
+        self._is_mixed = len({content.shape for content in inputs.values()}) > 1
         if self._is_leader:
             self._states = self._make_starting_states(inputs, given)
             self._previews = DuePreviews(inputs, time.monotonic)
@@ -125,10 +127,12 @@ class Denoising:
                     self._control.on_checkpoint(self._make_checkpoint(done + 1, before, began_s))
 
     def _find_batches(self) -> list[list[str]]:
-        """The members that share forward passes: as one packed sequence where they can, else as rows of one batch."""
+        """The members that share forward passes: as rows of one batch or, where a plan has several sizes, whose memory
+        it has then, as one packed sequence."""
         batches: defaultdict[Hashable, list[str]] = defaultdict(list)
         for request_id, state in self._states.items():
-            batches[self._adapter.pack_key(state) or self._adapter.batch_key(state)].append(request_id)
+            pack_key = self._adapter.pack_key(state) if self._is_mixed else None
+            batches[pack_key or self._adapter.batch_key(state)].append(request_id)
         return list(batches.values())
 
     def _advance(self, members: Sequence[str]) -> None:
