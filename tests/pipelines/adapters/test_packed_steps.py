@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
 from tests.pipelines.models import families, family_of, load_stage, make_inputs, start
 from tridentserve.models.kernels import Kernels
+from tridentserve.parallel import sequence_parallel
 from tridentserve.pipelines import DenoisingState, kernels, load_adapter
 from tridentserve.requests import GenerationInputs
 from tridentserve.stages import Stage
@@ -18,7 +21,6 @@ from tridentserve.stages import Stage
 Model = Callable[[str], Path]
 
 PACKING = ("sd3", "sd3-medium", "flux", "flux-schnell", "wan", "wan-2.2", "wan-2.2-ti2v")
-QUICK = ("sd3", "flux", "wan")
 
 
 def unlike(variant: str) -> list[GenerationInputs]:
@@ -40,7 +42,7 @@ def shorten_text(state: DenoisingState, tokens: int) -> DenoisingState:
     return replace(state, tensors=tensors)
 
 
-@pytest.mark.parametrize("variant", families(*PACKING, quick=QUICK))
+@pytest.mark.parametrize("variant", families(*PACKING))
 def test_members_of_any_sizes_join_and_leave_at_step_boundaries(model: Model, variant: str) -> None:
     """The first has done a step before the others join; each has a text of another length, and leaves when it is
     done."""
@@ -72,7 +74,7 @@ def test_a_packed_step_leaves_no_trace_in_the_steps_of_one_request(model: Model,
     assert torch.equal(diffuse.step(one).tensors["latents"], before)
 
 
-def test_requests_with_a_step_cache_or_another_family_are_not_packed(model: Model) -> None:
+def test_requests_with_a_step_cache_or_a_lora_are_not_packed(model: Model) -> None:
     diffuse = load_stage(model("sd3"), Stage.DIFFUSE)
     assert diffuse.pack_key(start(model("sd3"), make_inputs(quality="fast"))) is None
     exact = start(model("sd3"), make_inputs())
@@ -81,6 +83,13 @@ def test_requests_with_a_step_cache_or_another_family_are_not_packed(model: Mode
     assert diffuse.pack_key(with_lora) is None
     with pytest.raises(ValueError, match="cannot share a forward pass"):
         diffuse.advance([exact, replace(with_lora, values=with_lora.values | {"size": "32x32"})])
+
+
+def test_workers_of_a_group_do_not_pack(model: Model) -> None:
+    diffuse, state = load_stage(model("sd3"), Stage.DIFFUSE), start(model("sd3"), make_inputs())
+    with sequence_parallel(cast(Any, SimpleNamespace(size=2, rank=0))):
+        assert diffuse.pack_key(state) is None
+    assert diffuse.pack_key(state) is not None
 
 
 def test_other_kernels_than_the_default_are_not_packed(model: Model) -> None:

@@ -19,7 +19,7 @@ from tridentserve.stages import Stage
 
 _NORMAL = NormalDist()
 # The shape and the number of outputs of each member of a plan.
-_Members = tuple[tuple[Shape, int], ...]
+_MemberSizes = tuple[tuple[Shape, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class ActualTimes:
         self._factors = factors
         # A lognormal factor with mean 1 and relative standard deviation `jitter`.
         self._sigma = math.sqrt(math.log1p(jitter * jitter))
-        self._demands: dict[tuple[str, tuple[Stage, ...], int, _Members, float], PlanDemand] = {}
+        self._demands: dict[tuple[str, tuple[Stage, ...], int, _MemberSizes, float], PlanDemand] = {}
         self.output_bytes = cache(times.output_bytes)
         self.transfer_seconds = cache(times.transfer_seconds)
         self._weights: dict[Replica, int] = {}
@@ -83,7 +83,7 @@ class ActualTimes:
         return found
 
     def _estimate_demand(
-        self, model: str, stages: tuple[Stage, ...], degree: int, members: _Members, share: float
+        self, model: str, stages: tuple[Stage, ...], degree: int, members: _MemberSizes, share: float
     ) -> PlanDemand:
         times = self._times
         degrees = tuple([stage_degree(times, model, stage, degree) for stage in stages])
@@ -115,7 +115,7 @@ class ActualTimes:
         stages: tuple[Stage, ...],
         degrees: tuple[int, ...],
         plain: tuple[float, ...],
-        members: _Members,
+        members: _MemberSizes,
     ) -> tuple[float, ...]:
         seconds = dict(zip(stages, plain, strict=True))
         if Stage.ENCODE in seconds:
