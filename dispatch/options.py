@@ -107,6 +107,12 @@ class DispatchOptions:
         "says that it pays; `auto` is the 8 of the policies that live on batches; without it the policy's own number: "
         "8 for `genserve`, `dit-serve*`, `patchedserve` and `tridentserve-paper`, 1 (no batches) for all others.",
     )
+    pack_sizes: tuple[str, ...] = Field(
+        default=(),
+        description="Models of which requests of different sizes may share denoising steps too, on one worker, in "
+        "batches of up to `max_batch`, where the profile says that packed steps take less time than steps one by one. "
+        "Their families are to be `sd3`, `flux` or `wan`. Policies that do not solve an integer program ignore it.",
+    )
     overdue_share: float = Field(
         default=0.05,
         ge=0,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from profiler.memory import MemoryTable
+from profiler.packed_cost import PackedCost, fit_packed_cost
 from profiler.tables.device_profile import DeviceProfile
 from profiler.tables.links import LinkSpeeds
 from profiler.tables.rows import ProfileRow, ProfileTable, WeightsRow, collect_rows
@@ -126,6 +127,7 @@ class CostModel:
         self._decode: dict[_Point, _Cost] = {}
         self._by_degree: dict[tuple[str, Stage, Shape], tuple[tuple[int, _Cost], ...]] = {}
         self._shared: dict[Replica, _SharedWeights] = {}
+        self._packed: dict[str, PackedCost] = {}
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -162,6 +164,7 @@ class CostModel:
         together = (*self._tables, *tables)
         self._profile = DeviceProfile(together, self._device)
         self._tables = together
+        self._packed = {}
 
     def take_snapshot(self) -> CostModel:
         """A copy with all that has been learned so far, which another thread may use."""
@@ -183,6 +186,14 @@ class CostModel:
         """Expected seconds per denoising step (DIFFUSE) or per call, as corrected so far. `ProfileError` if unknown."""
         cost = self._find_cost(model, stage, shape, degree, batch)
         return cost.tabled_s * cost.correction.ratio
+
+    def packed_seconds(self, model: str, shapes: Sequence[Shape]) -> float:
+        """Expected seconds of a packed step of outputs of these shapes at degree 1: those of a step of each, times the
+        share of them that packing leaves by the profiled batches. `ProfileError` if unknown."""
+        each_s = sum(self.seconds(model, _DIFFUSE, shape) for shape in shapes)
+        if model not in self._packed:
+            self._packed[model] = fit_packed_cost(self._profile.list_rows(model, _DIFFUSE, degree=1))
+        return each_s * self._packed[model].compute_share([shape.tokens for shape in shapes])
 
     def peak_bytes(self, model: str, stage: Stage, shape: Shape, degree: int = 1, batch: int = 1) -> int:
         """Peak activation bytes on one worker, weights not counted. `ProfileError` if unknown."""

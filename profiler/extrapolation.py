@@ -52,16 +52,27 @@ def _model_stage(measured: Sequence[ProfileRow], shapes: Sequence[Shape]) -> lis
 def fit_growth(points: Sequence[tuple[float, float]]) -> Callable[[float], float]:
     """The function of the number of tokens whose relative squared errors at the points (tokens, value) are least, of
     all a + b n + c n^2 without a negative coefficient; the one with the fewest terms where several are as good."""
-    tokens = np.array([point[0] for point in points])
-    values = np.maximum(np.array([point[1] for point in points], dtype=float), np.finfo(float).tiny)
-    best: tuple[float, dict[int, float]] | None = None
-    for count in range(1, min(len(_POWERS), len(set(tokens))) + 1):
-        for powers in combinations(_POWERS, count):
-            scaled = np.stack([tokens**power / values for power in powers], axis=1)
-            coefficients = np.linalg.lstsq(scaled, np.ones(len(points)), rcond=None)[0]
-            error = float(np.sum((scaled @ coefficients - 1) ** 2))
-            if (coefficients >= 0).all() and (best is None or error < best[0] - _SAME_ERROR):
-                best = error, dict(zip(powers, map(float, coefficients), strict=True))
+    terms = [[tokens**power for power in _POWERS] for tokens, _ in points]
+    coefficients = fit_sum(terms, [value for _, value in points], most_terms=len({tokens for tokens, _ in points}))
+    return lambda n: sum(
+        coefficient * n**power for power, coefficient in zip(_POWERS, coefficients, strict=True) if coefficient
+    )
+
+
+def fit_sum(terms: Sequence[Sequence[float]], values: Sequence[float], most_terms: int) -> tuple[float, ...]:
+    """The coefficients, none of them negative, with which the terms of each point add up to its value with the least
+    relative squared errors, where at most `most_terms` are above 0; those with the fewest such terms where several are
+    as good."""
+    columns = np.array(terms, dtype=float)
+    scaled = columns / np.maximum(np.array(values, dtype=float), np.finfo(float).tiny)[:, None]
+    best: tuple[float, tuple[float, ...]] | None = None
+    for count in range(1, min(columns.shape[1], most_terms) + 1):
+        for chosen in combinations(range(columns.shape[1]), count):
+            found = np.linalg.lstsq(scaled[:, chosen], np.ones(len(values)), rcond=None)[0]
+            error = float(np.sum((scaled[:, chosen] @ found - 1) ** 2))
+            if (found >= 0).all() and (best is None or error < best[0] - _SAME_ERROR):
+                coefficients = np.zeros(columns.shape[1])
+                coefficients[list(chosen)] = found
+                best = error, tuple(coefficients.tolist())
     assert best is not None, "one term alone has a positive coefficient"
-    terms = best[1]
-    return lambda n: sum(coefficient * n**power for power, coefficient in terms.items())
+    return best[1]

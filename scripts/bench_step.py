@@ -1,8 +1,8 @@
-"""The gain of leaving out work within denoising steps, and its cost to the images: requests of each `quality` beside
-the exact ones.
+"""Denoising steps on one worker: the gain of leaving out work within them, and of sharing them among sizes.
 
-Each prompt is made in all qualities, one after another, on one worker's adapter; ratios are of the same prompt. The
-last line is one JSON object.
+Each prompt is made in all qualities, one after another, and compared with the exact one of the same prompt. Requests of
+three sizes are denoised one after another, as one packed sequence and padded, by turns. Simulated services say where
+the dispatcher packs. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -13,18 +13,21 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
+from lib.bench.packed_mixes import measure_mix
 from lib.benchmark import describe_run, print_result
-from lib.command_line import Parser, make_positive, parse_whole_number
+from lib.command_line import PROFILES, Parser, make_positive, parse_sides, parse_whole_number
+from lib.compare.packed_service import simulate_mix
 from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
 
 from tridentserve.errors import TridentServeError
 from tridentserve.models.model_folder import find_shipped_model
 from tridentserve.pipelines import PipelineAdapter, load_adapter
+from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
 from tridentserve.pipelines.base import SKIPPED_STEPS
 from tridentserve.requests import GenerationInputs, Quality, Shape
 from tridentserve.stages import Stage
@@ -68,20 +71,62 @@ def main() -> int:
             f"{row['side']:5} {row['quality']:6} skipped {row['skipped']:.2f}, time {row['time_ratio']:.2f} of exact"
             f" ({row['seconds']:.2f} s), PSNR {row['psnr_db']:.1f} dB, SSIM {row['ssim']:.3f}"
         )
-    print_result(run, {"steps": options.steps, "prompts": options.prompts, "caches": rows})
+    mixes = _measure_mixes(adapter, options)
+    figures = {"steps": options.steps, "prompts": options.prompts, "mix_steps": options.mix_steps}
+    print_result(run, figures | {"caches": rows, "mixes": mixes, "services": _simulate_services(options)})
     return 0
 
 
 def _parse_arguments() -> argparse.Namespace:
     parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, help="model folder of a family that makes images; default: `shapes`")
-    parser.add_argument("--sides", type=parse_whole_number, nargs="+", default=[128, 256], help="in pixels")
+    parser.add_argument("--sides", type=parse_whole_number, nargs="*", default=[128, 256], help="in pixels")
     parser.add_argument("--steps", type=parse_whole_number, default=28, help="denoising steps of each request")
     parser.add_argument("--guidance-scale", type=make_positive(float), default=4.0)
     parser.add_argument("--prompts", type=parse_whole_number, default=len(_PROMPTS), help="requests per row")
+    parser.add_argument(
+        "--mixes", type=parse_sides, nargs="*", default=[[32, 48, 64], [64, 96, 128], [128, 192, 256]], help="in pixels"
+    )
+    parser.add_argument("--mix-steps", type=parse_whole_number, default=8, help="denoising steps of requests of a mix")
+    parser.add_argument("--rounds", type=parse_whole_number, default=7, help="measured rounds of each mix")
+    parser.add_argument(
+        "--service-mixes",
+        type=parse_sides,
+        nargs="*",
+        default=[[128, 256, 512], [512, 1024, 1536]],
+        help="of requests to simulated services, in pixels",
+    )
+    parser.add_argument("--requests", type=parse_whole_number, default=300, help="of each simulated service")
+    parser.add_argument("--profiles", default=PROFILES, help="a profile table that comes with TridentServe")
     parser.add_argument("--threads", type=parse_whole_number, default=1, help="of the CPU")
-    parser.add_quick(sides=[64], steps=6, prompts=1)
+    parser.add_quick(sides=[64], steps=6, prompts=1, mixes=[[32, 48, 64]], mix_steps=1, rounds=1, requests=20)
     return parser.parse_args()
+
+
+def _measure_mixes(adapter: PipelineAdapter, options: argparse.Namespace) -> list[dict[str, Any]]:
+    rows = []
+    for sides in options.mixes:
+        rows += measure_mix(
+            cast(DiffusersAdapter, adapter), sides, options.mix_steps, options.guidance_scale, options.rounds
+        )
+    for row in rows:
+        print(
+            f"{row['sides']} {row['way']:6} {row['requests_per_s']:.2f} requests/s, latency {row['mean_latency_s']:.3f}"
+            f" s, time {row['time_ratio']:.2f} of one by one, difference {row['max_difference']:.1e}"
+        )
+    return rows
+
+
+def _simulate_services(options: argparse.Namespace) -> list[dict[str, Any]]:
+    rows = []
+    for sides in options.service_mixes:
+        rows += simulate_mix(options.profiles, sides, options.requests, seed=1)
+    for row in rows:
+        print(
+            f"simulated {row['sides']} {row['way']:7} {row['mixed_plans']} of {row['plans']} plans mixed, "
+            f"{row['on_time']:.2f} on time, latency {row['mean_latency_s']:.1f} s, all done after {row['end_s']:.0f} s"
+        )
+    return rows
 
 
 def _make_all(adapter: PipelineAdapter, options: argparse.Namespace, side: int, number: int) -> dict[Quality, _Made]:

@@ -60,8 +60,9 @@ class CheckpointSteps:
 
 @dataclass(frozen=True, slots=True)
 class DispatchPlan:
-    """Consecutive stages of one request, or of a batch of equal shape (of any shapes where it is E alone), on one set
-    of workers ("merging execute"). All workers run D, the leader runs E. A plan may stop at a step boundary."""
+    """Consecutive stages of one request, or of a batch of equal shape (of any shapes where it is E alone, or where
+    steps are packed), on one set of workers ("merging execute"). All workers run D, the leader runs E. A plan may stop
+    at a step boundary."""
 
     plan_id: int
     """The scheduler's sequence number. Every worker executes its plans in this order, so that groups never deadlock.

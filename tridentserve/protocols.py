@@ -54,6 +54,9 @@ class StageTimes(StageMemory, Protocol):
     def optimal_batch(self, model: str, stage: Stage, shape: Shape, degree: int = 1) -> int:
         """The largest profiled batch whose latency is under 1.2 times that of one output."""
 
+    def packed_seconds(self, model: str, shapes: Sequence[Shape]) -> float:
+        """Seconds of a denoising step at degree 1 in which outputs of these shapes are one packed sequence."""
+
     def observe(self, model: str, stage: Stage, shape: Shape, degree: int, batch: int, seconds: float) -> None:
         """Learn from one finished stage (seconds per step for DIFFUSE)."""
 

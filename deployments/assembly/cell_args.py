@@ -27,7 +27,11 @@ def take_cell(args: AppArgs, number: int) -> AppArgs:
         "placement": _take_placement(args.placement, begin, begin + len(cells[number])),
         "expected_load": [load for load in args.expected_load if load.model in names],
         "dispatch": args.dispatch.model_copy(
-            update={key: _take_names(getattr(args.dispatch, key), names) for key in ("request_weights", "fair_shares")}
+            update={
+                "request_weights": _take_names(args.dispatch.request_weights, names),
+                "fair_shares": _take_names(args.dispatch.fair_shares, names),
+                "pack_sizes": tuple(name for name in args.dispatch.pack_sizes if name in names),
+            }
         ),
         "max_queued_requests": -(-args.max_queued_requests // num_cells),
         "decision_log": _name_file(args.decision_log, number),

@@ -22,6 +22,8 @@ from deployments.models.served import ServedModel, build_served_model
 from profiler import CostModel
 from tridentserve.byte_sizes import MIB
 from tridentserve.errors import ConfigError, ModelFolderError, ProfileError
+from tridentserve.models.families import FAMILIES
+from tridentserve.models.kernels import Kernels
 from tridentserve.models.model_folder import stage_weights_bytes
 from tridentserve.models.number_formats import find_formats
 from tridentserve.requests import RequestSpec
@@ -90,6 +92,7 @@ def check_parsed_args(parsed: AppArgs) -> list[str]:
                 probes += _make_limit_probes(served, f"models[{index}].limits")
     probes += _make_load_probes(parsed)
     problems += _check_frames(parsed, models)
+    problems += _check_packing(parsed, models)
     if unmeasured:  # nothing can be planned before the start has measured them
         return problems
     try:
@@ -159,6 +162,16 @@ def _check_frames(args: AppArgs, models: Mapping[str, ServedModel]) -> Iterator[
         if model is not None and not model.family.allows_frames(load.num_frames):
             rule = f"1 plus a multiple of {model.family.frame_multiple}" if model.makes_videos else "1"
             yield f"expected_load[{index}].num_frames: must be {rule} ({model.family.name})"
+
+
+def _check_packing(args: AppArgs, models: Mapping[str, ServedModel]) -> Iterator[str]:
+    kernels = {model.name: Kernels(attention=model.attention, compiled=model.compile) for model in args.models}
+    for name in args.dispatch.pack_sizes:
+        if name in models and not models[name].family.packs_sizes:
+            packing = ", ".join(family.name for family in FAMILIES.values() if family.packs_sizes)
+            yield f"dispatch.pack_sizes: {name} is of the family {models[name].family.name}; those of {packing} pack"
+        elif kernels[name] != Kernels():
+            yield f"dispatch.pack_sizes: {name} has {kernels[name]}; only the default kernels pack"
 
 
 def _check_weights(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from dispatch.assignment.batching import Batches, form_batch
+from dispatch.assignment.mixed_batches import MixedBatches
 from dispatch.candidates.candidate import Candidate
 from dispatch.candidates.classes import by_deadline
 from dispatch.candidates.survey import TickView
@@ -130,7 +131,7 @@ class Assigner:
         gets the workers."""
         self._batches = batches
         self._times = times
-        self._max_batch = options.batch_limit
+        self._options = options
         self._segment_s = segment_s
         self._segments: dict[tuple[float, int], _Segment] = {}
         self._tick = tick
@@ -158,10 +159,12 @@ class Assigner:
                 unused_s = choice.candidate.diffuse_s - self._cut_segment(choice.candidate, choice.work).seconds
                 self._auxiliaries.occupy(workers, choice.candidate.diffuse_end_s(self._now_s) - unused_s)
         left = self._list_left(taken)
+        mixed = MixedBatches(self._times, self._options, self._tick, left)
         assignments: list[Assignment] = []
         for choice in in_order:
             if (workers := taken.get(choice.pending.spec.request_id)) is not None:
                 members, candidate = self._form_batch(choice, left.get(choice.work, []) if left else [])
+                members, candidate = mixed.extend(members, choice.work, candidate)
                 assignments.append(self._build_assignment(members, choice.work, candidate, workers, found_by))
         return assignments
 
@@ -174,7 +177,7 @@ class Assigner:
 
     def _list_left(self, taken: Iterable[str]) -> dict[Work, list[PendingRequest]]:
         """The requests without a group, which may join others."""
-        if self._max_batch == NO_BATCHES or self._batches:
+        if self._options.batch_limit == NO_BATCHES or self._batches:
             return {}
         served = set(taken)
         return {
@@ -191,7 +194,7 @@ class Assigner:
         members = form_batch(
             choice.pending,
             left,
-            min(self._max_batch, optimal // work.num_outputs),
+            min(self._options.batch_limit, optimal // work.num_outputs),
             lambda batch: self._fit_batch(work, choice.candidate, batch),
             self._tick.appraise(work).best_finish_s,
             self._now_s,

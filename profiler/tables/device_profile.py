@@ -101,6 +101,11 @@ class DeviceProfile:
             raise self.explain_not_covered(model, stage, shape, degree, batch=1)
         return found
 
+    def list_rows(self, model: str, stage: Stage, degree: int) -> list[ProfileRow]:
+        """The rows of a stage at one degree, with all batches."""
+        batches = self._batches.get((model, stage, degree), ())
+        return [row for batch in batches for row in self._sizes[model, stage, degree, batch].rows.values()]
+
     def explain_not_covered(self, model: str, stage: Stage, shape: Shape, degree: int, batch: int) -> ProfileError:
         """Says why a point cannot be answered, and what to profile."""
         degrees = self.degrees(model, stage)

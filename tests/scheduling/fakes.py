@@ -50,6 +50,9 @@ class FakeTimes:
     def optimal_degree(self, model: str, stage: Stage, shape: Shape) -> int:
         return 2 if stage is Stage.DIFFUSE else 1
 
+    def packed_seconds(self, model: str, shapes: Sequence[Shape]) -> float:
+        return sum(self.seconds(model, Stage.DIFFUSE, shape) for shape in shapes)
+
     def observe(self, model: str, stage: Stage, shape: Shape, degree: int, batch: int, seconds: float) -> None:
         self.observed.append((stage, degree, seconds))
 

@@ -40,6 +40,7 @@ FAMILIES: dict[str, Family] = {
                 "text_encoder", "text_encoder_2", "text_encoder_3", "tokenizer", "tokenizer_2", "tokenizer_3"
             ),
             optional=frozenset({"text_encoder_3", "tokenizer_3"}),
+            packs_sizes=True,
         ),
         Family(
             name="flux",
@@ -49,6 +50,7 @@ FAMILIES: dict[str, Family] = {
             default_guidance_scale=3.5,
             components=_list_components("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2"),
             negative_prompt=False,
+            packs_sizes=True,
         ),
         Family(
             name="flux_kontext",
@@ -210,6 +212,7 @@ FAMILIES: dict[str, Family] = {
             number_formats=_load_in("float32", VAE),
             own_fields=_WAN_FIELDS,
             optional=frozenset({"transformer_2"}),
+            packs_sizes=True,
             options=("boundary_ratio", "expand_timesteps"),
             frame_multiple=4,
             default_shape=Shape(480, 832, 81),

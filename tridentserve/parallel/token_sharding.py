@@ -229,13 +229,15 @@ def join_text(text: torch.Tensor, image: torch.Tensor, text_first: bool) -> torc
     return torch.cat([text, image] if text_first else [image, text], dim=-2)
 
 
-class SharedAttentionCalls(TorchFunctionMode):
-    """Sends calls of SDPA to a function of a sharding. The attention processors of all families end in SDPA."""
+class RedirectedAttention(TorchFunctionMode):
+    """Inside this context calls of SDPA go to another function. The attention processors of all families end in
+    SDPA."""
 
     def __init__(self, compute: Callable[..., torch.Tensor]) -> None:
+        """`compute` gets SDPA itself, and then the arguments of the call."""
         super().__init__()
-        self.compute = compute
-        self.calls = 0
+        self._compute = compute
+        self._calls = 0
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -243,5 +245,14 @@ class SharedAttentionCalls(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is not scaled_dot_product_attention:
             return func(*args, **kwargs)
-        self.calls += 1
-        return self.compute(func, *args, **kwargs)
+        self._calls += 1
+        return self._compute(func, *args, **kwargs)
+
+    def check_calls(self, expected: int, purpose: str) -> None:
+        """Raise `ConfigError` unless the attention has called SDPA as often as expected. Otherwise it has attended to
+        something else."""
+        if self._calls != expected:
+            raise ConfigError(
+                f"an attention called scaled_dot_product_attention {self._calls} times, not "
+                f"{'once' if expected == 1 else f'{expected} times'}; {purpose} use the native attention backend"
+            )

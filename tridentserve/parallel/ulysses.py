@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 
-from tridentserve.errors import ConfigError
 from tridentserve.parallel.collectives import CollectiveGroup
-from tridentserve.parallel.token_sharding import SharedAttentionCalls, TokenSharding
+from tridentserve.parallel.token_sharding import RedirectedAttention, TokenSharding
 
 # Chooses the function of a sharding that computes the attention of a module.
 _AttentionChoice = Callable[[TokenSharding], Callable[..., torch.Tensor]]
@@ -185,15 +184,10 @@ def _shard_forward(
         active = _ACTIVE.get()
         if active is None:
             return stock(*args, **kwargs)
-        with SharedAttentionCalls(choose(active)) as redirect:
+        with RedirectedAttention(choose(active)) as redirect:
             result = stock(*args, **kwargs)
         expected = len((args or (kwargs["hidden_states"],))[0]) if call_per_sample else 1
-        if redirect.calls != expected:
-            raise ConfigError(
-                f"an attention called scaled_dot_product_attention {redirect.calls} times, not "
-                f"{'once' if expected == 1 else f'{expected} times'}; under sequence parallelism use the native "
-                "attention backend"
-            )
+        redirect.check_calls(expected, "under sequence parallelism")
         return result
 
     @functools.wraps(stock)

@@ -76,7 +76,7 @@ class PipelineAdapter(ABC):
     def advance(self, states: Sequence[DenoisingState], n: int = 1) -> list[DenoisingState]:
         """Run `n` more denoising steps of each of several requests together. The requests may be at different steps,
         and may differ in their numbers of steps and outputs and in guidance. Raises `ValueError` unless all of them
-        have the same `batch_key`."""
+        have the same `batch_key`, or the same `pack_key`."""
 
     @abstractmethod
     def hold_loras(self, states: Sequence[DenoisingState]) -> None:
@@ -89,7 +89,12 @@ class PipelineAdapter(ABC):
 
     @abstractmethod
     def batch_key(self, state: DenoisingState) -> Hashable:
-        """Return a key that is equal for states that can share a forward pass."""
+        """Return a key that is equal for states that can share a forward pass as rows of one batch."""
+
+    @abstractmethod
+    def pack_key(self, state: DenoisingState) -> Hashable | None:
+        """Return a key that is equal for states of any sizes that can share a forward pass as one packed sequence; None
+        where this one cannot, as inside `sequence_parallel(...)`."""
 
     @abstractmethod
     def sketch(self, before: torch.Tensor, state: DenoisingState) -> torch.Tensor:

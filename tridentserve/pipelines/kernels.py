@@ -38,7 +38,10 @@ def install(adapter: PipelineAdapter, kernels: Kernels) -> None:
 
     The forward pass raises `ConfigError` for attention that the kernel cannot compute, such as attention with a mask.
     """
-    pipe = cast(DiffusersAdapter, adapter).pipe
+    diffusers_adapter = cast(DiffusersAdapter, adapter)
+    pipe = diffusers_adapter.pipe
+    if kernels != Kernels():
+        diffusers_adapter.packs = False  # such steps call blocks past their model, and hooks that cannot be compiled
     for model in (getattr(pipe, name, None) for name in _DENOISERS):
         if not isinstance(model, torch.nn.Module):
             continue

@@ -166,8 +166,8 @@ class AssignmentRunner:
         if inherited:  # some may have another number of steps left: C is a plan of its own
             finishing = min(finishing, len(requests) - 1)
         is_encoded = all(request.encoded or request.spec.request_id in inherited for request in requests)
-        spec, batch = requests[0].spec, len(requests)
-        step_s = self._times.step_s(spec, len(assignment.diffuse), batch)
+        specs = [request.spec for request in requests]
+        step_s = self._times.step_s(specs, len(assignment.diffuse))
         run = Run(
             run_id=self._ledger.make_id(),
             requests=requests,
@@ -177,10 +177,11 @@ class AssignmentRunner:
             step_s=step_s,
             diffuse_end_s=now_s + num_steps * step_s,
             inherited=inherited,
+            is_mixed=len({spec.shape for spec in specs}) > 1,
         )
-        self._times.leg_s(run.legs[0], run, batch)
+        self._times.leg_s(run.legs[0], run, len(requests))
         if Stage.DIFFUSE not in run.legs[0].stages:
-            encode_s = self._times.encode_s(spec, len(assignment.encode), batch)
+            encode_s = self._times.encode_s(specs, len(assignment.encode))
             free_s = max(self._pool.free_at_s(worker, now_s) for worker in assignment.encode)
             run.expect_diffuse_end(run.diffuse_end_s + (encode_s + free_s - now_s))
         after = [leg for leg in run.legs[1:] if Stage.DIFFUSE not in leg.stages]

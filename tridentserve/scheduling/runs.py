@@ -149,6 +149,8 @@ class Run:
     """Expected seconds of a denoising step."""
     diffuse_end_s: float
     """The time at which D is expected to end."""
+    is_mixed: bool = False
+    """Its requests differ in size."""
     plan: DispatchPlan | None = None
     """The plan that its workers have now."""
     yielding: bool = False
@@ -164,7 +166,7 @@ class Run:
 
     @property
     def spec(self) -> RequestSpec:
-        """The first member's; all have the same model and shape."""
+        """The first member's; all have the same model, and the same shape unless the run is mixed."""
         return self.requests[0].spec
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tridentserve.errors import ProfileError
@@ -36,6 +37,8 @@ class FixedTimes:
     """Seconds to load a replica from the host copy or from disk."""
     peer_load_s: float = 1.0
     """Seconds to load a replica from another worker of the node."""
+    packed_share: float = 1.0
+    """Seconds of a packed step over those of the steps of its members one by one."""
     observed: list[tuple[Stage, int, float]] = field(default_factory=list)
     """Stage, degree and seconds of all stages that were reported to it. It does not learn from them."""
 
@@ -76,6 +79,9 @@ class FixedTimes:
 
     def optimal_batch(self, model: str, stage: Stage, shape: Shape, degree: int = 1) -> int:
         return self.max_batch
+
+    def packed_seconds(self, model: str, shapes: Sequence[Shape]) -> float:
+        return self.packed_share * sum(self.seconds(model, Stage.DIFFUSE, shape) for shape in shapes)
 
     def observe(self, model: str, stage: Stage, shape: Shape, degree: int, batch: int, seconds: float) -> None:
         self.observed.append((stage, degree, seconds))

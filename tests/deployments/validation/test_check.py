@@ -67,6 +67,14 @@ def _make_policy(name: str, **replan: bool) -> dict[str, Any]:
     return {"dispatch": {"policy": name}, "expected_load": [LOAD], "replan": replan}
 
 
+def _make_packing(**model: Any) -> dict[str, Any]:
+    limits = {"max_side": 512}
+    return {
+        "models": [{"name": "m", "profile_as": "sd3-like", "limits": limits, **model}],
+        "dispatch": {"pack_sizes": ["m"], "max_batch": 4},
+    }
+
+
 def write_config(folder: Path, args: dict[str, Any], **app: Any) -> Path:
     file = folder / "config.yaml"
     application = {"name": "tridentserve", "import_path": "deployments.app:build_app", "args": args, **app}
@@ -167,6 +175,11 @@ def test_problems_of_the_args(profile: str, tmp_path: Path) -> None:
         ({"decision_log": f"{__file__}/log"}, f"args.decision_log: {__file__} is a file"),
         ({"loras_file": str(ROOT)}, "args.loras_file: is a directory"),
         ({"decision_log": str(ROOT)}, "args.decision_log: is a directory"),
+        (
+            _make_packing(tiny="z_image"),
+            "args.dispatch.pack_sizes: m is of the family z_image; those of sd3, flux, wan",
+        ),
+        (_make_packing(tiny="sd3", compile=True), "args.dispatch.pack_sizes: m has attention sdpa, compiled; only"),
     ],
 )
 def test_a_problem_of_the_args_names_its_key(changes: dict[str, Any], expected: str, profile: str) -> None:

@@ -62,10 +62,11 @@ def different(change: str) -> GenerationInputs:
 
 
 @pytest.mark.parametrize("change", ["size", "guidance"])
-def test_what_cannot_share_a_pass_is_refused(model: Model, change: str) -> None:
-    """SD3 without guidance has one pass where others have two."""
+def test_what_cannot_share_a_pass_is_refused(model: Model, monkeypatch: pytest.MonkeyPatch, change: str) -> None:
+    """SD3 without guidance has one pass where others have two. This one does not pack."""
     folder = model("sd3")
     diffuse = load_stage(folder, Stage.DIFFUSE)
+    monkeypatch.setattr(diffuse, "packs", False)
     one, other = start(folder, make_inputs(64, 64)), start(folder, different(change))
     assert diffuse.batch_key(one) != diffuse.batch_key(other)
     assert diffuse.batch_key(one) == diffuse.batch_key(start(folder, make_inputs(64, 64, seed=9, steps=9)))

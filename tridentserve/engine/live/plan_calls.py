@@ -40,16 +40,21 @@ class PeakEstimator:
         """Expected bytes of activations on each worker of a plan for these requests, in rank order."""
         if self._memory is None or not specs:
             return (UNKNOWN_PEAK,) * plan.degree
-        outputs = tuple([spec.num_outputs for spec in specs])
-        return self._find(plan.model, plan.stages, plan.degree, specs[0].shape, outputs, specs[0].token_ratio)
+        members = tuple([(spec.shape, spec.num_outputs) for spec in specs])
+        return self._find(plan.model, plan.stages, plan.degree, members, specs[0].token_ratio)
 
     def _compute(
-        self, model: str, stages: tuple[Stage, ...], degree: int, shape: Shape, outputs: tuple[int, ...], ratio: float
+        self,
+        model: str,
+        stages: tuple[Stage, ...],
+        degree: int,
+        members: tuple[tuple[Shape, int], ...],
+        token_ratio: float,
     ) -> tuple[ExpectedPeak, ...]:
         assert self._memory is not None
         try:
             plain, frugal = (
-                rank_peaks(self._memory, model, stages, degree, shape, outputs, frugal=frugal, token_ratio=ratio)
+                rank_peaks(self._memory, model, stages, degree, members, frugal, token_ratio)
                 for frugal in (False, True)
             )
         except ProfileError:

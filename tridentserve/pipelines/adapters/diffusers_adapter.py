@@ -21,12 +21,14 @@ from tridentserve.models.input_image import check_images
 from tridentserve.models.lora_files import LoraUse
 from tridentserve.parallel import is_first, rows, sequence_parallel
 from tridentserve.parallel.guidance import share_passes
+from tridentserve.parallel.ulysses import get_current_group
 from tridentserve.pipelines import block_cache
 from tridentserve.pipelines.adapters import scheduler_state
 from tridentserve.pipelines.adapters.clean_latents import predict_clean
 from tridentserve.pipelines.adapters.denoising_request import FLOW_SHIFT, SCHEDULER_PREFIX, DenoisingRequest
 from tridentserve.pipelines.adapters.step_caches import StepCaches, may_skip
 from tridentserve.pipelines.base import CACHE_LIMIT, SKIPPED_STEPS, DenoisingState, PipelineAdapter, Tensors
+from tridentserve.pipelines.packed_sequence import NoiseCall
 from tridentserve.pipelines.pixels import round_pixels
 from tridentserve.pipelines.tiling import decode_tiled
 from tridentserve.requests import GenerationInputs, Shape
@@ -51,12 +53,15 @@ class DiffusersAdapter(PipelineAdapter):
     mixes_loras: ClassVar[bool] = True
     """False where layers see the rows of a batch in pieces of different lengths: only requests of the same LoRAs share
     a forward pass there."""
+    packs: bool
+    """True where requests of different sizes can share steps (`pack_key`)."""
 
     def __init__(self, pipe: Any, stages: frozenset[Stage], device: torch.device) -> None:
         self.pipe = pipe
         self.stages = stages
         self.device = device
-        self._is_cache_installed = False
+        self._is_cache_installed = self._is_packing_installed = False
+        self.packs = FAMILIES[self.family].packs_sizes
         if Stage.DIFFUSE in stages:
             self._install_sequence_parallelism()
         if Stage.DECODE in stages:
@@ -125,11 +130,13 @@ class DiffusersAdapter(PipelineAdapter):
         for state in states:
             if n < 1 or state.step + n > state.num_steps:
                 raise ValueError(f"{n} more steps asked for, but {state.step} of {state.num_steps} are done")
-        if len({self.batch_key(state) for state in states}) != 1:
+        packed = len({self.batch_key(state) for state in states}) != 1
+        pack_keys = {self.pack_key(state) for state in states}
+        if packed and (None in pack_keys or len(pack_keys) > 1):
             raise ValueError("these states cannot share a forward pass: they differ in size, format, guidance or LoRAs")
         with self._run_stage(Stage.DIFFUSE), self.loras.applied([_read_loras(state) for state in states]):
             requests = [DenoisingRequest.resume(state, self) for state in states]
-            rows = self._join_rows([request.rows for request in requests])
+            rows = None if packed else self._join_rows([request.rows for request in requests])
             for _ in range(n):
                 self._step_together(requests, rows)
             return [request.make_state(n) for request in requests]
@@ -159,14 +166,55 @@ class DiffusersAdapter(PipelineAdapter):
         """The sizes of the input images of a state, where requests of one size may differ in them."""
         return ()
 
-    def _step_together(self, requests: list[DenoisingRequest], rows: Tensors) -> None:
-        """Run one step of all requests: a forward pass together, then each request's own scheduler."""
-        passes = next(iter(rows.values())).shape[0]
+    def pack_key(self, state: DenoisingState) -> Hashable | None:
+        cannot = not self.packs or get_current_group() is not None
+        if cannot or _read_loras(state) or may_skip(state.values):
+            return None
+        return ("packed", state.tensors["latents"].dtype)
+
+    def _step_together(self, requests: list[DenoisingRequest], rows: Tensors | None) -> None:
+        """Run one step of all requests: a forward pass together, then each request's own scheduler. `rows` are those of
+        one batch; None where the requests are packed into one sequence."""
         timesteps = [request.next_timestep() for request in requests]
         expanded = [
             timestep.expand(request.latents.shape[0]) for timestep, request in zip(timesteps, requests, strict=True)
         ]
         inputs = [request.scale_input(timestep) for request, timestep in zip(requests, timesteps, strict=True)]
+        noises = (
+            self._predict_packed(requests, expanded, inputs)
+            if rows is None
+            else self._predict_batch(requests, expanded, inputs, rows)
+        )
+        for request, timestep, own in zip(requests, timesteps, noises, strict=True):
+            guided = self._guide(request, own, timestep)
+            request.take_step(
+                self._scheduler_step(request.scheduler, guided, timestep, request.latents, request.tensors)
+            )
+
+    def _predict_packed(
+        self, requests: list[DenoisingRequest], timesteps: list[torch.Tensor], inputs: list[torch.Tensor]
+    ) -> Sequence[torch.Tensor]:
+        """Predict the noise of each request, (passes, outputs, ...), with all passes of all of them in one sequence."""
+        if not self._is_packing_installed:
+            self._install_packing()
+            self._is_packing_installed = True
+        calls = []
+        for request, levels, latents in zip(requests, timesteps, inputs, strict=True):
+            passes = next(iter(request.rows.values())).shape[0]
+            rows = {name: row.flatten(0, 1) for name, row in request.rows.items()}
+            calls.append(NoiseCall(torch.cat([latents] * passes), levels.repeat(passes), rows, request.tensors))
+        noises = zip(self._predict_noises(calls), inputs, strict=True)
+        return [noise.reshape(-1, *latents.shape) for noise, latents in noises]
+
+    def _predict_batch(
+        self,
+        requests: list[DenoisingRequest],
+        timesteps: list[torch.Tensor],
+        inputs: list[torch.Tensor],
+        rows: Tensors,
+    ) -> Sequence[torch.Tensor]:
+        """Predict the noise of each request, (passes, outputs, ...), with all of them as rows of one batch."""
+        passes = next(iter(rows.values())).shape[0]
         sizes = [request.latents.shape[0] for request in requests]
         share = share_passes(passes)
         caches = self._open_caches(requests, passes)
@@ -179,17 +227,12 @@ class DiffusersAdapter(PipelineAdapter):
                     name: row[call.start : call.stop].flatten(0, 1).contiguous() for name, row in rows.items()
                 }
                 with block_cache.use_block_cache(caches.begin(call.start, len(call)) if caches is not None else None):
-                    latents, levels = torch.cat(inputs * len(call)), torch.cat(expanded * len(call))
+                    latents, levels = torch.cat(inputs * len(call)), torch.cat(timesteps * len(call))
                     noises.append(self._predict_noise(latents, levels, inputs_of_call, requests[0].tensors))
         noise = share.gather(torch.cat(noises))
         if caches is not None:
             caches.keep(share)
-        per_request = torch.split(noise.reshape(passes, -1, *noise.shape[1:]), sizes, dim=1)
-        for request, timestep, own in zip(requests, timesteps, per_request, strict=True):
-            guided = self._guide(request, own, timestep)
-            request.take_step(
-                self._scheduler_step(request.scheduler, guided, timestep, request.latents, request.tensors)
-            )
+        return torch.split(noise.reshape(passes, -1, *noise.shape[1:]), sizes, dim=1)
 
     def _list_calls(self, passes: range) -> list[range]:
         """The passes of each call of the transformer. Passes beyond the two of classifier-free guidance have their own
@@ -321,6 +364,14 @@ class DiffusersAdapter(PipelineAdapter):
         """Apply guidance to the noise of one request as `_apply_guidance` does, which most families override, where
         its latents matter too."""
         return self._apply_guidance(noise, request.values, timestep)
+
+    def _predict_noises(self, calls: Sequence[NoiseCall]) -> list[torch.Tensor]:
+        """Do what `_predict_noise` does for requests of different sizes at once, as one packed sequence."""
+        raise NotImplementedError(self.family)
+
+    def _install_packing(self) -> None:
+        """Hook the transformer for packed sequences, once. Without one the hooks change nothing."""
+        raise NotImplementedError(self.family)
 
     def _apply_guidance(self, noise: torch.Tensor, values: dict[str, Any], timestep: torch.Tensor) -> torch.Tensor:
         """Apply guidance to the noise of one request, (passes, num_outputs, ...), at a `timestep`. The result is

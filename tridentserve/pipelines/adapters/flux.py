@@ -16,6 +16,14 @@ from tridentserve.pipelines.adapters.conditions import list_prompts, repeat_rows
 from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
 from tridentserve.pipelines.adapters.timestep_shift import compute_shift_mu, set_shifted_timesteps
 from tridentserve.pipelines.base import Tensors
+from tridentserve.pipelines.packed_sequence import (
+    NoiseCall,
+    PackedSequence,
+    install_attention,
+    install_joint_blocks,
+    install_modulation,
+    pack,
+)
 from tridentserve.requests import GenerationInputs, Shape
 
 
@@ -69,6 +77,45 @@ class FluxAdapter(DiffusersAdapter):
                 return_dict=False,
             )[0]
         return noise
+
+    def _predict_noises(self, calls: Sequence[NoiseCall]) -> list[torch.Tensor]:
+        transformer = self.pipe.transformer
+        images, texts = [call.latents for call in calls], [call.rows["prompt_embeds"] for call in calls]
+        levels = self._embed_levels(calls)
+        positions = transformer.pos_embed(
+            torch.cat(
+                [call.shared[name].repeat(len(call.latents), 1) for name in ("text_ids", "image_ids") for call in calls]
+            )
+        )
+        sequence = PackedSequence([each.shape for each in images], [each.shape for each in texts], text_first=True)
+        with sequence.active():
+            image, text = transformer.x_embedder(pack(images)), transformer.context_embedder(pack(texts))
+            for block in transformer.transformer_blocks:
+                text, image = block(image, text, levels, positions)
+            joint = torch.cat([text, image])
+            for block in transformer.single_transformer_blocks:
+                # A block puts its text before its image, token by token here, so that there is none apart.
+                _, joint = block(joint, joint[:, :0], levels, positions)
+            image = joint[len(text) :]
+            return sequence.unpack_images(transformer.proj_out(transformer.norm_out(image, levels)))
+
+    def _embed_levels(self, calls: Sequence[NoiseCall]) -> torch.Tensor:
+        """Embed what modulates the rows of all calls, as the stock transformer does."""
+        levels, format_ = torch.cat([call.timesteps for call in calls]), calls[0].latents.dtype
+        inputs = [levels.to(format_) / 1000 * 1000]
+        if "guidance" in calls[0].rows:
+            inputs.append(torch.cat([call.rows["guidance"] for call in calls]).to(format_) * 1000)
+        pooled = torch.cat([call.rows["pooled_prompt_embeds"] for call in calls])
+        embedded: torch.Tensor = self.pipe.transformer.time_text_embed(*inputs, pooled)
+        return embedded
+
+    def _install_packing(self) -> None:
+        transformer = self.pipe.transformer
+        install_joint_blocks(transformer.transformer_blocks)
+        for block in transformer.single_transformer_blocks:
+            install_attention(block.attn, "joint", "joint")
+            install_modulation(block.norm.linear, "joint")
+        install_modulation(transformer.norm_out.linear, "image")
 
     def _unpack(self, latents: torch.Tensor, shape: Shape) -> torch.Tensor:
         unpacked: torch.Tensor = self.pipe._unpack_latents(

@@ -13,6 +13,15 @@ from tridentserve.pipelines.adapters.conditions import list_negative_prompts, li
 from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
 from tridentserve.pipelines.adapters.timestep_shift import compute_shift_mu
 from tridentserve.pipelines.base import Tensors
+from tridentserve.pipelines.packed_sequence import (
+    NoiseCall,
+    PackedSequence,
+    install_attention,
+    install_joint_blocks,
+    install_modulation,
+    pack,
+    unpack_patches,
+)
 from tridentserve.requests import GenerationInputs, Shape
 
 # The default of `StableDiffusion3Pipeline`'s `max_sequence_length`.
@@ -80,6 +89,29 @@ class SD3Adapter(DiffusersAdapter):
             return_dict=False,
         )[0]
         return noise
+
+    def _predict_noises(self, calls: Sequence[NoiseCall]) -> list[torch.Tensor]:
+        transformer = self.pipe.transformer
+        images = [transformer.pos_embed(call.latents) for call in calls]
+        texts = [call.rows["prompt_embeds"] for call in calls]
+        pooled = torch.cat([call.rows["pooled_prompt_embeds"] for call in calls])
+        levels = transformer.time_text_embed(torch.cat([call.timesteps for call in calls]), pooled)
+        sequence = PackedSequence([each.shape for each in images], [each.shape for each in texts], text_first=False)
+        with sequence.active():
+            image, text = pack(images), transformer.context_embedder(pack(texts))
+            for block in transformer.transformer_blocks:
+                text, image = block(hidden_states=image, encoder_hidden_states=text, temb=levels)
+            noises = sequence.unpack_images(transformer.proj_out(transformer.norm_out(image, levels)))
+        patch = [transformer.config.patch_size] * 2
+        return [unpack_patches(noise, call.latents.shape[2:], patch) for noise, call in zip(noises, calls, strict=True)]
+
+    def _install_packing(self) -> None:
+        transformer = self.pipe.transformer
+        install_joint_blocks(transformer.transformer_blocks)
+        for block in transformer.transformer_blocks:
+            if block.attn2 is not None:
+                install_attention(block.attn2, "image", "image")
+        install_modulation(transformer.norm_out.linear, "image")
 
     def _unpack(self, latents: torch.Tensor, shape: Shape) -> torch.Tensor:
         return latents

@@ -15,6 +15,13 @@ from tridentserve.parallel import ulysses
 from tridentserve.pipelines.adapters.conditions import list_negative_prompts, list_prompts, repeat_rows, split_rows
 from tridentserve.pipelines.adapters.video_adapter import VideoAdapter, read_statistic
 from tridentserve.pipelines.base import Tensors
+from tridentserve.pipelines.packed_sequence import (
+    NoiseCall,
+    PackedSequence,
+    install_attention,
+    pack,
+    unpack_patches,
+)
 from tridentserve.requests import GenerationInputs, Shape
 
 
@@ -64,6 +71,50 @@ class WanAdapter(VideoAdapter):
             noise[mine] = self._run(model, latents[mine], timesteps[mine], theirs)
         return noise
 
+    def _predict_noises(self, calls: Sequence[NoiseCall]) -> list[torch.Tensor]:
+        noises: dict[int, torch.Tensor] = {}
+        models = [self._choose_transformer(call.timesteps) for call in calls]
+        for model in (self.pipe.transformer, self.pipe.transformer_2):
+            mine = [index for index, chosen in enumerate(models) if chosen is model]
+            if mine:
+                noises.update(zip(mine, self._run_packed(model, [calls[index] for index in mine]), strict=True))
+        return [noises[index] for index in range(len(calls))]
+
+    def _choose_transformer(self, timesteps: torch.Tensor) -> Any:
+        """Choose the transformer for one request's timesteps."""
+        is_second = self.pipe.config.boundary_ratio is not None and not bool(self._is_noisy(timesteps).all())
+        return self.pipe.transformer_2 if is_second else self.pipe.transformer
+
+    def _run_packed(self, transformer: Any, calls: Sequence[NoiseCall]) -> list[torch.Tensor]:
+        inputs = [self._build_model_input(call.latents, call.rows).to(transformer.dtype) for call in calls]
+        images = [transformer.patch_embedding(each).flatten(2).transpose(1, 2) for each in inputs]
+        texts = [call.rows["prompt_embeds"] for call in calls]
+        positions = [
+            torch.cat([table.repeat(1, len(each), 1, 1) for table, each in zip(tables, inputs, strict=True)], dim=1)
+            for tables in zip(*map(transformer.rope, inputs), strict=True)
+        ]
+        sequence = PackedSequence([each.shape for each in images], [each.shape for each in texts], text_first=False)
+        timesteps = [self._expand_timesteps(call.timesteps, call.latents, transformer).flatten() for call in calls]
+        levels, modulation, text, _ = transformer.condition_embedder(torch.cat(timesteps), pack(texts))
+        modulation = modulation.unflatten(1, (6, -1))
+        if not self.pipe.config.expand_timesteps:
+            levels, modulation = (sequence.spread(each, "image") for each in (levels, modulation))
+        with sequence.active():
+            image = pack(images)
+            for block in transformer.blocks:
+                image = block(image, text, modulation, positions)
+        shift, scale = (transformer.scale_shift_table + levels.unsqueeze(1)).chunk(2, dim=1)
+        image = (transformer.norm_out(image.float()) * (1 + scale) + shift).type_as(image)
+        noises = sequence.unpack_images(transformer.proj_out(image))
+        patch = transformer.config.patch_size
+        return [unpack_patches(noise, call.latents.shape[2:], patch) for noise, call in zip(noises, calls, strict=True)]
+
+    def _install_packing(self) -> None:
+        for transformer in (self.pipe.transformer, self.pipe.transformer_2):
+            for block in transformer.blocks if transformer is not None else ():
+                install_attention(block.attn1, "image", "image")
+                install_attention(block.attn2, "image", "text")
+
     def _is_noisy(self, timesteps: torch.Tensor) -> torch.Tensor:
         """Compare timesteps with the boundary between the two transformers."""
         boundary = self.pipe.config.boundary_ratio * self.pipe.scheduler.config.num_train_timesteps
@@ -78,11 +129,7 @@ class WanAdapter(VideoAdapter):
 
     def _run(self, transformer: Any, latents: torch.Tensor, timesteps: torch.Tensor, rows: Tensors) -> torch.Tensor:
         if self.pipe.config.expand_timesteps:
-            _, patch_height, patch_width = transformer.config.patch_size
-            frames, height, width = latents.shape[2:]
-            by_frame = self._expand_by_frame(timesteps, frames)
-            tokens = (height // patch_height) * (width // patch_width)
-            timesteps = ulysses.share(by_frame.repeat_interleave(tokens, dim=1), dim=1)
+            timesteps = ulysses.share(self._expand_timesteps(timesteps, latents, transformer), dim=1)
         with transformer.cache_context("cond"):
             noise: torch.Tensor = transformer(
                 hidden_states=self._build_model_input(latents, rows).to(transformer.dtype),
@@ -92,6 +139,15 @@ class WanAdapter(VideoAdapter):
                 return_dict=False,
             )[0]
         return noise
+
+    def _expand_timesteps(self, timesteps: torch.Tensor, latents: torch.Tensor, transformer: Any) -> torch.Tensor:
+        """Expand timesteps to each image token, (rows, tokens), where each has its own timestep."""
+        if not self.pipe.config.expand_timesteps:
+            return timesteps
+        _, patch_height, patch_width = transformer.config.patch_size
+        frames, height, width = latents.shape[2:]
+        tokens = (height // patch_height) * (width // patch_width)
+        return self._expand_by_frame(timesteps, frames).repeat_interleave(tokens, dim=1)
 
     def _expand_by_frame(self, timesteps: torch.Tensor, frames: int) -> torch.Tensor:
         """Expand timesteps to each latent frame, (rows, frames), where each token has its own timestep."""

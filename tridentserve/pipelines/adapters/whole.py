@@ -125,6 +125,10 @@ class WholeAdapter(PipelineAdapter):
     def batch_key(self, state: DenoisingState) -> Hashable:
         return int(state.values[_CALL])
 
+    def pack_key(self, state: DenoisingState) -> Hashable | None:
+        """None: nothing is packed with what is called whole."""
+        return None
+
     def sketch(self, before: torch.Tensor, state: DenoisingState) -> torch.Tensor:
         self._refuse_sketches()
 

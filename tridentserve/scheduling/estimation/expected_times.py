@@ -8,7 +8,7 @@ from dataclasses import replace
 from tridentserve.plans import DispatchPlan, Replica, StageSpan
 from tridentserve.protocols import Replanner, StageReport, StageTimes
 from tridentserve.requests import RequestSpec
-from tridentserve.scheduling.estimation.plan_estimates import stage_degree, stage_seconds
+from tridentserve.scheduling.estimation.plan_estimates import batch_seconds, stage_degree
 from tridentserve.scheduling.estimation.request_work import estimate_work
 from tridentserve.scheduling.estimation.step_shares import StepShares
 from tridentserve.scheduling.runs import Leg, Run
@@ -47,12 +47,12 @@ class ExpectedTimes:
         """Set the SLO scale of the requests that arrive from now on."""
         self._slo_scale[model] = scale
 
-    def step_s(self, spec: RequestSpec, degree: int, batch: int) -> float:
-        """Seconds of one denoising step."""
-        return stage_seconds(self._times, spec, Stage.DIFFUSE, degree, batch, 1)
+    def step_s(self, specs: Sequence[RequestSpec], degree: int) -> float:
+        """Seconds of one denoising step of these requests together."""
+        return batch_seconds(self._times, specs, Stage.DIFFUSE, degree, 1)
 
-    def encode_s(self, spec: RequestSpec, degree: int, batch: int) -> float:
-        return stage_seconds(self._times, spec, Stage.ENCODE, degree, batch)
+    def encode_s(self, specs: Sequence[RequestSpec], degree: int) -> float:
+        return batch_seconds(self._times, specs, Stage.ENCODE, degree)
 
     def unit(self, model: str, leg: Leg) -> int:
         """The number of workers that hold the weights of a leg's first stage together."""
@@ -70,9 +70,9 @@ class ExpectedTimes:
             sum(self._times.load_seconds(model, replica.stage) for replica in self._pool.list_missing(worker, replicas))
             for worker in leg.workers
         )
-        return load_s + sum(
-            stage_seconds(self._times, run.spec, stage, degree, batch, run.num_steps) for stage in leg.stages
-        )
+        # A leg of E may have the members of other runs too.
+        specs = [request.spec for request in run.requests][:batch] if run.is_mixed else [run.spec] * batch
+        return load_s + sum(batch_seconds(self._times, specs, stage, degree, run.num_steps) for stage in leg.stages)
 
     def observe(self, plan: DispatchPlan, run: Run, spans: Sequence[StageSpan], num_steps: int) -> None:
         """Learn from a plan that has done `num_steps` steps of D."""
@@ -82,7 +82,8 @@ class ExpectedTimes:
         for span in spans:
             degree = stage_degree(self._times, spec.model, span.stage, plan.degree)
             calls = num_steps if span.stage is Stage.DIFFUSE else 1
-            if calls and not self._observe_share(run, span, degree, batch, calls):
+            # Of a mixed batch nobody knows which size took the time.
+            if calls and not run.is_mixed and not self._observe_share(run, span, degree, batch, calls):
                 self._times.observe(spec.model, span.stage, spec.shape, degree, batch, span.seconds / calls)
             if self._replanner is not None and kind is not None:
                 ran = replace(span, workers=plan.workers[:degree])  # logs of version 0.1 do not name them

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 
 from tridentserve.errors import ProfileError
@@ -14,6 +15,9 @@ from tridentserve.stages import Stage
 # Three channels of float32, what a VAE in float32 gives; one in another number format gives half of it. Blended tiles
 # are held twice.
 _PIXEL_BYTES = 12
+# In a packed step each token has values of its own that modulate it, which a request alone has once: six beside the
+# eleven or so that a block has for a token at its peak.
+PACKED_PEAK_FACTOR = 2
 
 
 def stage_degree(times: StageMemory, model: str, stage: Stage, degree: int) -> int:
@@ -44,30 +48,65 @@ def stage_seconds(
     return seconds * spec.step_share * (spec.num_inference_steps if num_steps is None else num_steps)
 
 
+def batch_seconds(
+    times: StageTimes, specs: Sequence[RequestSpec], stage: Stage, degree: int, num_steps: int | None = None
+) -> float:
+    """Seconds of one stage of a plan for these requests, which may differ in size; as `stage_seconds` has it."""
+    first = specs[0]
+    if len({spec.shape for spec in specs}) == 1:
+        return stage_seconds(times, first, stage, degree, len(specs), num_steps)
+    used = stage_degree(times, first.model, stage, degree)
+    members = [(spec.shape, spec.num_outputs) for spec in specs]
+    seconds = mixed_seconds(times, first.model, stage, used, members)
+    if stage is not Stage.DIFFUSE:
+        return seconds
+    return seconds * first.step_share * (first.num_inference_steps if num_steps is None else num_steps)
+
+
+def mixed_seconds(
+    times: StageTimes, model: str, stage: Stage, degree: int, members: Sequence[tuple[Shape, int]]
+) -> float:
+    """Seconds of one stage (per step for DIFFUSE) of a plan at a stage's degree. `members`: the shape and the number of
+    outputs of each."""
+    shape, outputs = members[0][0], sum(count for _, count in members)
+    if stage is Stage.ENCODE or all(own == shape for own, _ in members):
+        return times.seconds(model, stage, shape, degree, outputs)
+    if stage is Stage.DECODE or degree > 1:
+        return sum(times.seconds(model, stage, own, degree, count) for own, count in members)
+    return times.packed_seconds(model, [own for own, count in members for _ in range(count)])
+
+
 def rank_peaks(
     times: StageMemory,
     model: str,
     stages: Sequence[Stage],
     degree: int,
-    shape: Shape,
-    outputs: Sequence[int],
+    members: Sequence[tuple[Shape, int]],
     frugal: bool = False,
     token_ratio: float = 1.0,
 ) -> tuple[int, ...]:
-    """Peak activation bytes on each worker of a plan, in rank order. `outputs`: the number of outputs of each member. A
-    batch is decoded one request after another. `frugal`: E is done so, too, and C in tiles. `token_ratio`: the tokens
-    of D relative to those that were profiled. `ProfileError` when that was not profiled."""
+    """Peak activation bytes on each worker of a plan, in rank order. `members`: the shape and the number of outputs of
+    each. A batch is decoded one request after another. `frugal`: E is done so, too, and C in tiles. `token_ratio`: the
+    tokens of D relative to those that were profiled. `ProfileError` when that was not profiled."""
     peaks = [0] * degree
+    outputs_of: defaultdict[Shape, list[int]] = defaultdict(list)
+    for shape, outputs in members:
+        outputs_of[shape].append(outputs)
+    of_texts = {members[0][0]: [outputs for _, outputs in members]}
     for stage in stages:
         used = stage_degree(times, model, stage, degree)
         one_by_one = stage is Stage.DECODE or (frugal and stage is Stage.ENCODE)
-        batch = max(outputs) if one_by_one else sum(outputs)
-        if frugal and stage is Stage.DECODE:
-            stage_peak = frugal_decode_bytes(times, model, shape, used, batch)
-        else:
-            stage_peak = times.peak_bytes(model, stage, shape, used, batch)
+        of_shapes = []
+        for shape, each in (of_texts if stage is Stage.ENCODE else outputs_of).items():
+            batch = max(each) if one_by_one else sum(each)
+            if frugal and stage is Stage.DECODE:
+                of_shapes.append(frugal_decode_bytes(times, model, shape, used, batch))
+            else:
+                of_shapes.append(times.peak_bytes(model, stage, shape, used, batch))
+        stage_peak = max(of_shapes) if one_by_one else sum(of_shapes)
         if stage is Stage.DIFFUSE:
-            stage_peak = math.ceil(token_ratio * stage_peak)
+            packed = PACKED_PEAK_FACTOR if len(outputs_of) > 1 else 1
+            stage_peak = math.ceil(token_ratio * packed * stage_peak)
         peaks[:used] = [max(peak, stage_peak) for peak in peaks[:used]]
     return tuple(peaks)
 

@@ -10,6 +10,7 @@ from statistics import median
 from tridentserve.errors import ProfileError
 from tridentserve.plans import DispatchPlan, StageSpan
 from tridentserve.protocols import StageTimes
+from tridentserve.scheduling.estimation.plan_estimates import mixed_seconds
 from tridentserve.scheduling.explanation.chronicle import Chronicle, LoggedPlan
 from tridentserve.stages import Stage
 
@@ -79,7 +80,8 @@ def teach(times: StageTimes, chronicle: Chronicle, until_s: float) -> None:
             calls = (
                 1 if span.stage is not Stage.DIFFUSE else logged.plan.num_steps if span.steps is None else span.steps
             )
-            if calls and all(spec.quality == "exact" for spec in specs):
+            is_mixed = len({spec.shape for spec in specs}) > 1 and span.stage is not Stage.ENCODE
+            if calls and not is_mixed and all(spec.quality == "exact" for spec in specs):
                 batch = len(logged.plan.members) * max(spec.num_outputs for spec in specs)
                 degree = max(1, len(span.workers))
                 times.observe(logged.plan.model, span.stage, specs[0].shape, degree, batch, span.seconds / calls)
@@ -95,9 +97,9 @@ def _predict(chronicle: Chronicle, logged: LoggedPlan, span: StageSpan, times: S
     specs = [life.spec for name in logged.plan.request_ids if (life := chronicle.lives.get(name)) is not None]
     if len(specs) != len(logged.plan.members):
         return 0.0
-    degree, batch = max(1, len(span.workers)), sum(spec.num_outputs for spec in specs)
+    members = [(spec.shape, spec.num_outputs) for spec in specs]
     try:
-        seconds = times.seconds(logged.plan.model, span.stage, specs[0].shape, degree, batch)
+        seconds = mixed_seconds(times, logged.plan.model, span.stage, max(1, len(span.workers)), members)
     except ProfileError:
         return 0.0
     steps = span.steps if span.steps is not None else logged.plan.num_steps

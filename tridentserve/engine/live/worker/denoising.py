@@ -87,6 +87,7 @@ class Denoising:
         self._group = group
         self._control = control
         self._is_leader = group is None or group.rank == 0
+        self._is_mixed = False
         self._states: dict[str, DenoisingState] = {}
         self._begun: dict[str, int] = {}  # the steps of each state that earlier plans have done
         self._previews = DuePreviews({}, time.monotonic)
@@ -98,6 +99,7 @@ class Denoising:
     def share_states(self, inputs: Mapping[str, GenerationInputs], given: Mapping[str, Parcel]) -> None:
         """Begin with the states that the leader makes of the outputs `given` by the members' previous plans. `inputs`
         has the members that have not ended."""
+        self._is_mixed = len({content.shape for content in inputs.values()}) > 1
         if self._is_leader:
             self._states = self._make_starting_states(inputs, given)
             self._previews = DuePreviews(inputs, time.monotonic)
@@ -126,11 +128,9 @@ class Denoising:
     def run_steps(self, before: Sequence[StageSpan]) -> None:
         """Do the plan's denoising steps for all members, up to a stop or a pause. `before`: the spans of the plan's
         stages before D."""
-        batches: defaultdict[Hashable, list[str]] = defaultdict(list)
-        for request_id, state in self._states.items():
-            batches[self._adapter.batch_key(state)].append(request_id)
         began_s = time.time()
         with sequence_parallel(self._group):
+            batches = self._find_batches()
             for done in range(self.num_steps):
                 command = self._control.command if self._group is None else self._group.agree(self._control.command)
                 if command == StepCommand.STOP:
@@ -141,10 +141,19 @@ class Denoising:
                     return
                 if done > 0:
                     self._report_step()
-                for members in batches.values():
+                for members in batches:
                     self._advance(members)
                 if self._is_leader and self._plan.is_saved_after(done + 1):
                     self._control.on_checkpoint(self._make_checkpoint(done + 1, before, began_s))
+
+    def _find_batches(self) -> list[list[str]]:
+        """The members that share forward passes: as rows of one batch or, where a plan has several sizes, whose memory
+        it has then, as one packed sequence."""
+        batches: defaultdict[Hashable, list[str]] = defaultdict(list)
+        for request_id, state in self._states.items():
+            pack_key = self._adapter.pack_key(state) if self._is_mixed else None
+            batches[pack_key or self._adapter.batch_key(state)].append(request_id)
+        return list(batches.values())
 
     def _advance(self, members: Sequence[str]) -> None:
         """Do one step of members that share forward passes."""

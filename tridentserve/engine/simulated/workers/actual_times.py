@@ -14,10 +14,12 @@ from tridentserve.models.step_cache import EXPECTED_SHARES
 from tridentserve.plans import DispatchPlan, Replica
 from tridentserve.protocols import LoadSource, StageTimes
 from tridentserve.requests import RequestSpec, Shape
-from tridentserve.scheduling.estimation.plan_estimates import rank_peaks, stage_degree
+from tridentserve.scheduling.estimation.plan_estimates import mixed_seconds, rank_peaks, stage_degree
 from tridentserve.stages import Stage
 
 _NORMAL = NormalDist()
+# The shape and the number of outputs of each member of a plan.
+_MemberSizes = tuple[tuple[Shape, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,39 +66,37 @@ class ActualTimes:
         self._factors = factors
         # A lognormal factor with mean 1 and relative standard deviation `jitter`.
         self._sigma = math.sqrt(math.log1p(jitter * jitter))
-        self._demands: dict[tuple[str, tuple[Stage, ...], int, Shape, tuple[int, ...], float], PlanDemand] = {}
+        self._demands: dict[tuple[str, tuple[Stage, ...], int, _MemberSizes, float], PlanDemand] = {}
         self.output_bytes = cache(times.output_bytes)
         self.transfer_seconds = cache(times.transfer_seconds)
         self._weights: dict[Replica, int] = {}
 
     def estimate_demand(self, plan: DispatchPlan, specs: tuple[RequestSpec, ...]) -> PlanDemand:
         """The demand of a plan for these requests. Raises `ProfileError` when they were not profiled."""
-        outputs = tuple([spec.num_outputs for spec in specs])
+        members = tuple([(spec.shape, spec.num_outputs) for spec in specs])
         # Factors are of what has run, so that they have it already.
         share = 1.0 if self._factors is not None else max(EXPECTED_SHARES[spec.quality] for spec in specs)
-        key = (plan.model, plan.stages, len(plan.workers), specs[0].shape, outputs, share)
+        key = (plan.model, plan.stages, len(plan.workers), members, share)
         found = self._demands.get(key)
         if found is None:
             found = self._demands[key] = self._estimate_demand(*key)
         return found
 
     def _estimate_demand(
-        self, model: str, stages: tuple[Stage, ...], degree: int, shape: Shape, outputs: tuple[int, ...], share: float
+        self, model: str, stages: tuple[Stage, ...], degree: int, members: _MemberSizes, share: float
     ) -> PlanDemand:
-        times, batch = self._times, sum(outputs)
+        times = self._times
         degrees = tuple([stage_degree(times, model, stage, degree) for stage in stages])
         seconds = tuple(
             [
-                times.seconds(model, stage, shape, k, batch) * (share if stage is Stage.DIFFUSE else 1.0)
+                mixed_seconds(times, model, stage, k, members) * (share if stage is Stage.DIFFUSE else 1.0)
                 for stage, k in zip(stages, degrees, strict=True)
             ]
         )
-        peaks, frugal_peaks = (
-            rank_peaks(times, model, stages, degree, shape, outputs, frugal) for frugal in (False, True)
-        )
+        peaks, frugal_peaks = (rank_peaks(times, model, stages, degree, members, frugal) for frugal in (False, True))
         frugal = None
         if frugal_peaks != peaks:
-            frugal_s = self._estimate_frugal_seconds(model, stages, degrees, seconds, shape, outputs)
+            frugal_s = self._estimate_frugal_seconds(model, stages, degrees, seconds, members)
             frugal = PlanDemand(degrees, frugal_s, self._estimate_ranks(model, stages, degrees, frugal_peaks))
         return PlanDemand(degrees, seconds, self._estimate_ranks(model, stages, degrees, peaks), frugal)
 
@@ -115,14 +115,13 @@ class ActualTimes:
         stages: tuple[Stage, ...],
         degrees: tuple[int, ...],
         plain: tuple[float, ...],
-        shape: Shape,
-        outputs: tuple[int, ...],
+        members: _MemberSizes,
     ) -> tuple[float, ...]:
         seconds = dict(zip(stages, plain, strict=True))
         if Stage.ENCODE in seconds:
             k = degrees[stages.index(Stage.ENCODE)]
-            seconds[Stage.ENCODE] = sum(self._times.seconds(model, Stage.ENCODE, shape, k, n) for n in outputs)
-        if Stage.DECODE in seconds and find_tiled_shape(shape) is not None:
+            seconds[Stage.ENCODE] = sum(self._times.seconds(model, Stage.ENCODE, shape, k, n) for shape, n in members)
+        if Stage.DECODE in seconds and any(find_tiled_shape(shape) is not None for shape, _ in members):
             seconds[Stage.DECODE] *= TILED_SLOWDOWN
         return tuple(seconds.values())
 

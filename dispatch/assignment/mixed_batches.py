@@ -1,0 +1,130 @@
+"""Batches of requests that differ in size and share packed steps, in which no token is padding.
+
+Like other members of a batch they join after the solve, when it is known which requests have no group: one joins where
+a step of all then takes less time than the steps apart, by the profile, and where nobody becomes late by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from dispatch.candidates.candidate import Candidate
+from dispatch.candidates.classes import by_deadline
+from dispatch.candidates.survey import TickView
+from dispatch.candidates.work import Work
+from dispatch.options import DispatchOptions
+from tridentserve.errors import ProfileError
+from tridentserve.protocols import PendingRequest, StageTimes
+from tridentserve.requests import Shape
+from tridentserve.scheduling.estimation.plan_estimates import PACKED_PEAK_FACTOR
+from tridentserve.stages import Stage
+
+# A request joins where a step with it takes less than this share of the steps apart: predictions err by a few percent.
+_WORTHWHILE = 0.95
+# Requests that keep to these share packed steps: no LoRA, `exact`, and not alone.
+_PLAIN = ("exact", 1.0, None)
+
+
+class MixedBatches:
+    """Adds requests of other sizes to the batches of one tick."""
+
+    def __init__(
+        self,
+        times: StageTimes,
+        options: DispatchOptions,
+        tick: TickView,
+        left: Mapping[Work, list[PendingRequest]],
+    ) -> None:
+        """`left`: the requests without a group. Those that join are taken out of it."""
+        self._times = times
+        self._limit = options.batch_limit
+        self._models = options.pack_sizes
+        self._tick = tick
+        self._left = left
+
+    def extend(
+        self, members: Sequence[PendingRequest], work: Work, chosen: Candidate
+    ) -> tuple[list[PendingRequest], Candidate]:
+        """The members of a batch with those that join, earliest deadline first, and the candidate for all of them."""
+        together, shapes, candidate = list(members), [work.shape] * len(members), chosen
+        if not self._can_be_mixed(work, chosen) or any(member.spec.loras for member in members):
+            return together, candidate
+        for request, other in self._list_like(work):
+            if len(together) >= self._limit:
+                break
+            found = self._fit([*shapes, other.shape], work, candidate)
+            if found is not None and self._may_join(request, other, together, candidate, found):
+                together.append(request)
+                shapes.append(other.shape)
+                candidate = found
+                self._left[other].remove(request)
+        return together, candidate
+
+    def _can_be_mixed(self, work: Work, chosen: Candidate) -> bool:
+        """Packed steps run on one worker, which holds all stages."""
+        alone = chosen.group.degree == 1 and _stays(chosen)
+        return alone and work.model in self._models and work.batch_key == _PLAIN
+
+    def _list_like(self, work: Work) -> Iterator[tuple[PendingRequest, Work]]:
+        """The requests that differ from some work in their size alone, or in their priority too."""
+        like = [
+            (request, other)
+            for other, requests in self._left.items()
+            if other.shape != work.shape and other._replace(shape=work.shape, weight=work.weight) == work
+            for request in requests
+            if not request.spec.loras
+        ]
+        yield from sorted(like, key=lambda pair: by_deadline(pair[0]))
+
+    def _fit(self, shapes: Sequence[Shape], work: Work, before: Candidate) -> Candidate | None:
+        """The group of `before` for outputs of these shapes, the last of which is to join; None where the memory does
+        not allow it, or where it does not pay."""
+        largest = max(shapes, key=lambda shape: shape.tokens)
+        found = self._find(work._replace(shape=largest, batch=len(shapes)), before)
+        # What has the memory for so many of the largest has it for smaller ones.
+        if (
+            found is None
+            or self._find(work._replace(shape=largest, batch=PACKED_PEAK_FACTOR * len(shapes)), before) is None
+        ):
+            return None
+        try:
+            step_s = self._times.packed_seconds(
+                work.model, [shape for shape in shapes for _ in range(work.num_outputs)]
+            )
+            joining_s = self._times.seconds(work.model, Stage.DIFFUSE, shapes[-1], 1, work.num_outputs)
+            decode_s = sum(
+                work._replace(shape=shape).stage_s(self._times, Stage.DECODE, found.decode_degree) for shape in shapes
+            )
+        except ProfileError:
+            return None
+        apart_s = before.diffuse_s + work.num_steps * joining_s
+        diffuse_s = work.num_steps * step_s
+        if diffuse_s >= _WORTHWHILE * apart_s:
+            return None
+        return found._replace(diffuse_s=diffuse_s, decode_s=decode_s)
+
+    def _find(self, work: Work, before: Candidate) -> Candidate | None:
+        """The candidate for some work in the group of `before`, with all stages there."""
+        candidates = self._tick.survey(work).candidates
+        return next((each for each in candidates if each.group == before.group and _stays(each)), None)
+
+    def _may_join(
+        self,
+        request: PendingRequest,
+        other: Work,
+        members: Sequence[PendingRequest],
+        before: Candidate,
+        found: Candidate,
+    ) -> bool:
+        """True where no request that would be in time becomes late: all are in time together, or none could be."""
+        now_s = self._tick.now_s
+        earliest_s = min(member.deadline_s for member in members)
+        if before.finish_s(now_s) <= earliest_s:
+            return found.finish_s(now_s) <= min(earliest_s, request.deadline_s)
+        return self._tick.appraise(other).best_finish_s > request.deadline_s
+
+
+def _stays(candidate: Candidate) -> bool:
+    """True where the workers of D run all stages in one plan."""
+    there = candidate.encodes_there and candidate.decodes_there
+    return there and not candidate.apart and not candidate.in_tiles
