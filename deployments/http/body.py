@@ -44,8 +44,26 @@ class BodyFields:
 
 def describe_body(fields: type[BaseModel], *encodings: str) -> dict[str, Any]:
     """The part of the OpenAPI document about a body in one of these encodings."""
-    schema = {"schema": fields.model_json_schema()}
+    schema = {"schema": make_schema(fields)}
     return {"requestBody": {"required": True, "content": dict.fromkeys(encodings, schema)}}
+
+
+def make_schema(fields: type[BaseModel]) -> dict[str, Any]:
+    """The JSON schema of these fields. It refers to nothing, so that it can stand anywhere in a document."""
+    schema = fields.model_json_schema()
+    definitions = schema.pop("$defs", {})
+
+    def put_in(value: Any) -> Any:
+        if isinstance(value, list):
+            return [put_in(each) for each in value]
+        if not isinstance(value, dict):
+            return value
+        if "$ref" in value:
+            return put_in(definitions[value["$ref"].rpartition("/")[2]])
+        return {name: put_in(each) for name, each in value.items()}
+
+    made: dict[str, Any] = put_in(schema)
+    return made
 
 
 async def read_json(request: Request, max_bytes: int = MAX_BODY_BYTES) -> Any:

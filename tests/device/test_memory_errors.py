@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 
@@ -23,6 +24,8 @@ from tridentserve.engine.live.worker.executor import Execution, StageExecutor
 from tridentserve.engine.live.worker.plan_memory import RunningPlan
 from tridentserve.engine.live.worker.plan_runner import PlanRunner
 from tridentserve.errors import OutOfMemoryError, WorkerError
+from tridentserve.models.decoded_outputs import DecodedOutputs
+from tridentserve.pipelines.lora.lora_cache import LoraCache
 from tridentserve.plans import DispatchPlan, PlanMember, Replica
 from tridentserve.stages import Stage
 
@@ -35,6 +38,7 @@ class SmallMemory:
 
     def __init__(self, fails_in_tiles: bool = False) -> None:
         self.asked: list[Any] = []
+        self.loras = LoraCache()
         self._fails_in_tiles = fails_in_tiles
 
     def encode_all(self, requests: list[Any]) -> list[dict[str, torch.Tensor]]:
@@ -43,11 +47,11 @@ class SmallMemory:
             raise torch.OutOfMemoryError(MESSAGE)
         return [{"x": torch.ones(1)}]
 
-    def decode(self, latents: Any, inputs: Any, tile: Any) -> Any:
+    def decode_outputs(self, latents: Any, inputs: Any, tile: Any) -> DecodedOutputs:
         self.asked.append("tiles" if tile else "whole")
         if tile is None or self._fails_in_tiles:
             raise torch.OutOfMemoryError(MESSAGE)
-        return torch.zeros(1).numpy()
+        return DecodedOutputs(np.zeros(1, np.uint8))
 
     @contextmanager
     def use(self, replica: Replica, group: object) -> Iterator[SmallMemory]:
@@ -93,7 +97,7 @@ class RecordedReplicas:
         self.calls: list[tuple[str, Any]] = []
         self.fails = self.ahead_bytes = 0
 
-    async def prepare(self, needed: Any, peak_bytes: int, queued: Any, tell: Any) -> None:
+    async def prepare(self, needed: Any, peak_bytes: int, *_: Any) -> None:
         self.calls.append(("prepare", peak_bytes))
         if self.fails:
             self.fails -= 1
@@ -138,7 +142,7 @@ async def test_a_plan_that_found_no_memory_makes_room_and_the_next_one_expects_m
     replicas, waiting = RecordedReplicas(), Replica("m", Stage.ENCODE)
     runner = make_runner(replicas, Executor())
     runner._running = {0: make_running(0), 1: make_running(1, (waiting,))}
-    monkeypatch.setattr(runner, "_collect_inputs", lambda running: {})
+    monkeypatch.setattr(runner, "_collect_inputs", lambda *_: {})
     with pytest.raises(WorkerError, match=r"memory ran out on w: CUDA out of memory. Tried to allocate 9.00 GiB$"):
         await runner._compute(runner._running[0], {}, False)
     assert replicas.calls == [("evict all but", {waiting})]
@@ -192,7 +196,7 @@ async def test_the_next_plan_has_its_weights_loaded_beside_the_one_that_computes
     cast(Any, replicas).load_ahead = load_ahead
     with use_recording_device():
         runner = make_runner(replicas, None)
-    cast(Any, runner)._device_thread, cast(Any, runner)._collect_inputs = execute, lambda running: {}
+    cast(Any, runner)._device_thread, cast(Any, runner)._collect_inputs = execute, lambda *_: {}
     runner._executor = cast(Any, SimpleNamespace(execute_plan=None))
     first, needed = make_running(0), (Replica("m", Stage.ENCODE),)
     runner._running[0] = first

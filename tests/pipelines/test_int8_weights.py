@@ -14,7 +14,7 @@ import transformers
 
 from profiler.measure.random_weights import count_weights_bytes, make_random_adapter
 from tests.pipelines.compiling.test_kernels import traced
-from tests.pipelines.loras import random_lora, save_lora
+from tests.pipelines.loras import random_lora, save_lora, uses
 from tests.pipelines.models import formats_of, make_inputs
 from tridentserve.models.kernels import Kernels
 from tridentserve.models.model_folder import stage_weights_bytes
@@ -83,8 +83,8 @@ def test_a_lora_changes_them_as_it_changes_others(model: Model, tmp_path: Path) 
     save_lora(folder, "style", random_lora(folder))
     adapter = load(folder, "int8")
     plain = denoise(adapter, folder)
-    styled = denoise(adapter, folder, lora="style")
-    expected = denoise(load(folder, "bfloat16"), folder, lora="style")
+    styled = denoise(adapter, folder, loras=uses(folder, "style"))
+    expected = denoise(load(folder, "bfloat16"), folder, loras=uses(folder, "style"))
     assert measure_change(styled, expected) < 0.1 < measure_change(plain, expected)
     assert torch.equal(denoise(adapter, folder), plain)
 

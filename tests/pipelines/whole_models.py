@@ -14,7 +14,7 @@ import transformers
 from diffusers.pipelines.stable_diffusion import StableDiffusionSafetyChecker
 from numpy.typing import NDArray
 
-from tridentserve.pipelines.tiny import parts
+from tridentserve.pipelines.tiny import parts, pixart_sigma
 from tridentserve.requests import GenerationInputs
 
 _IMAGE_CHANNELS, _VIDEO_CHANNELS = 4, 8
@@ -53,26 +53,8 @@ def _build_stable_diffusion() -> Any:
 
 
 def _build_pixart_alpha() -> Any:
-    """PixArt-Alpha, which has the older kind of callback."""
-    tokenizer = parts.build_t5_tokenizer()
-    transformer = diffusers.PixArtTransformer2DModel(
-        num_attention_heads=parts.HEADS,
-        attention_head_dim=parts.HEAD_DIM,
-        in_channels=_IMAGE_CHANNELS,
-        out_channels=2 * _IMAGE_CHANNELS,
-        num_layers=2,
-        cross_attention_dim=parts.INNER_DIM,
-        sample_size=64,
-        use_additional_conditions=False,
-        caption_channels=parts.T5_DIM,
-    )
-    return diffusers.PixArtAlphaPipeline(
-        transformer=transformer,
-        scheduler=diffusers.DPMSolverMultistepScheduler(beta_end=0.004),
-        vae=parts.build_image_vae(scaling_factor=0.13025, latent_channels=_IMAGE_CHANNELS),
-        text_encoder=parts.build_t5_encoder(tokenizer),
-        tokenizer=tokenizer,
-    )
+    """PixArt-Alpha, which has the older kind of callback, and the parts of PixArt-Sigma."""
+    return diffusers.PixArtAlphaPipeline(**pixart_sigma.build_pipeline().components)
 
 
 def _build_lumina() -> Any:

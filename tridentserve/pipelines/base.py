@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tridentserve.models.decoded_outputs import DecodedOutputs, Sound
 from tridentserve.models.step_cache import StepCache
+from tridentserve.pipelines.lora.lora_cache import LoraCache
 from tridentserve.pipelines.lora.lora_layers import Loras
 from tridentserve.requests import GenerationInputs
 
@@ -77,6 +78,10 @@ class PipelineAdapter(ABC):
         """Run `n` more denoising steps of each of several requests together. The requests may be at different steps,
         and may differ in their numbers of steps and outputs and in guidance. Raises `ValueError` unless all of them
         have the same `batch_key`, or the same `pack_key`."""
+
+    @abstractmethod
+    def share_lora_cache(self, cache: LoraCache) -> None:
+        """Keep LoRAs in a cache that all models of a worker share."""
 
     @abstractmethod
     def hold_loras(self, states: Sequence[DenoisingState]) -> None:

@@ -27,18 +27,20 @@ def hide_torchao() -> None:
     """Have diffusers and transformers take torchao for not installed. Otherwise they import it with their first model,
     wherever it is installed: that takes time and warns in each process, and nothing that they do with it is used
     here."""
-    if _LOADED in sys.modules:
-        return
     import diffusers.utils.import_utils
     import transformers.utils.import_utils
 
     diffusers.utils.import_utils._torchao_available = False
-    modules = cast(dict[str, Any], sys.modules)
+    modules, find = cast(dict[str, Any], sys.modules), cast(Any, transformers.utils.import_utils.is_torchao_available)
+    loaded = modules.get(_LOADED)
     modules[_LOADED] = None  # the mark of a module that there is not
     try:
-        transformers.utils.import_utils.is_torchao_available()  # it remembers what it finds
+        find.cache_clear()
+        find()  # it remembers what it finds
     finally:
         del modules[_LOADED]
+        if loaded is not None:
+            modules[_LOADED] = loaded
 
 
 def quantize(model: torch.nn.Module) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 
 from deployments.backend import Backend, wait_for_result
-from deployments.http.body import JSON, read_fields, run_until_disconnect
+from deployments.http.body import JSON, make_schema, read_fields, run_until_disconnect
 from deployments.http.routes.image_routes import list_data_urls
 from deployments.models.served import ServedModel
 from deployments.plain_updates import to_plain
@@ -42,7 +42,7 @@ def add_chat_routes(
 
 def _describe_body() -> dict[str, Any]:
     """The part of the OpenAPI document about the body: messages, and the fields of an image request but its prompt."""
-    schema = ImageRequest.model_json_schema()
+    schema = make_schema(ImageRequest)
     messages = {"type": "array", "minItems": 1, "items": {"type": "object"}, "description": "The messages of a chat."}
     properties = {"messages": messages, **schema["properties"]}
     for name in ("prompt", "stream"):

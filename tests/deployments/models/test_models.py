@@ -92,7 +92,7 @@ def test_lengths_within_the_limits(name: str, data: st.DataObject) -> None:
     model = ServedModel("m", FAMILIES[name], limits)
     lengths = [frames for frames in range(1, limits.max_frames + 1) if model.family.allows_frames(frames)]
     assert list(model.frame_numbers) == lengths
-    sides = range(64, 257, 16)
+    sides = range(64, 257, max(16, model.family.size_multiple))
     allowed = [
         (width, height, frames)
         for width in sides

@@ -29,6 +29,8 @@ EDITS = [line for line in LINES if "/v1/images/edits" in line.text]
 VIDEOS = [line for line in LINES if "/v1/videos" in line.text]
 CHATS = [line for line in LINES if "/v1/chat/completions" in line.text]
 QUOTES = [line for line in LINES if "/v1/quotes" in line.text]
+# The service of the tests has no administrator's token. `tests/e2e/test_models_live.py` adds a LoRA to one that has.
+LORAS = [line for line in LINES if line.text.endswith("}'") and "/loras" in line.text]
 HEALTH = [line for line in LINES if line.text.endswith("/health")]
 
 
@@ -41,7 +43,7 @@ def run_line(line: ShownCommand, service: Service, folder: Path) -> str:
 
 
 def test_no_line_is_left_out() -> None:
-    assert sorted(map(str, LINES)) == sorted(map(str, [*IMAGES, *EDITS, *VIDEOS, *CHATS, *QUOTES, *HEALTH]))
+    assert sorted(map(str, LINES)) == sorted(map(str, [*IMAGES, *EDITS, *VIDEOS, *CHATS, *QUOTES, *LORAS, *HEALTH]))
     assert len(IMAGES) >= 4
 
 
@@ -67,6 +69,11 @@ def test_videos(service: Service, tmp_path: Path) -> None:
         assert "error" not in (json.loads(printed) if printed else {}) or json.loads(printed)["error"] is None
     assert b"ftyp" in (tmp_path / "fox.mp4").read_bytes()[:16]
     assert http.delete(f"{service.url}/v1/videos/fox").status_code == 200
+
+
+def test_loras_are_refused_without_a_token_as_the_page_says(service: Service, tmp_path: Path) -> None:
+    (line,) = LORAS
+    assert "TRIDENTSERVE_ADMIN_TOKEN" in json.loads(run_line(line, service, tmp_path))["error"]["message"]
 
 
 def test_quotes(service: Service, tmp_path: Path) -> None:

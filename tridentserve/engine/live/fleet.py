@@ -132,7 +132,7 @@ class WorkerFleet:
 
     def list_hot_groups(self) -> list[HotGroup]:
         """The hot groups of the workers that are up."""
-        configs = [member.config for member in self._workers.values() if member.handle is not None]
+        configs = self.list_configs()
         placement = PlacementPlan({config.spec.worker_id: config.replicas for config in configs})
         incarnations = {config.spec.worker_id: config.incarnation for config in configs}
         width = max((config.hot_width for config in configs), default=1)

@@ -28,6 +28,7 @@ from tridentserve.pipelines.adapters.clean_latents import predict_clean
 from tridentserve.pipelines.adapters.denoising_request import FLOW_SHIFT, SCHEDULER_PREFIX, DenoisingRequest
 from tridentserve.pipelines.adapters.step_caches import StepCaches, may_skip
 from tridentserve.pipelines.base import CACHE_LIMIT, SKIPPED_STEPS, DenoisingState, PipelineAdapter, Tensors
+from tridentserve.pipelines.lora.lora_cache import LoraCache
 from tridentserve.pipelines.packed_sequence import NoiseCall
 from tridentserve.pipelines.pixels import round_pixels
 from tridentserve.pipelines.tiling import decode_tiled
@@ -143,6 +144,9 @@ class DiffusersAdapter(PipelineAdapter):
 
     def end_steps(self) -> None:
         """Free nothing: states and LoRAs are all that steps keep."""
+
+    def share_lora_cache(self, cache: LoraCache) -> None:
+        self.loras.cache = cache
 
     def hold_loras(self, states: Sequence[DenoisingState]) -> None:
         self.loras.hold([_read_loras(state) for state in states])

@@ -24,6 +24,7 @@ from tridentserve.models.whole.pipeline_source import PipelineCall, read_pipelin
 from tridentserve.models.whole.whole_family import CALLBACKS, FRAMES, OUTPUTS, WHOLE, find_parameter
 from tridentserve.pipelines.adapters.stepped_call import SteppedCall
 from tridentserve.pipelines.base import CACHE_LIMIT, SKIPPED_STEPS, DenoisingState, PipelineAdapter, Tensors
+from tridentserve.pipelines.lora.lora_cache import LoraCache
 from tridentserve.requests import GenerationInputs, Shape
 from tridentserve.stages import Stage
 
@@ -113,6 +114,9 @@ class WholeAdapter(PipelineAdapter):
                 raise  # the text of an error that quotes the prompt goes to this worker's log only
             raise InvalidRequestError(f"{self._described.pipeline_class} refuses this request: {text}") from error
         return self._round(made[0], inputs)
+
+    def share_lora_cache(self, cache: LoraCache) -> None:
+        """Share nothing: pipelines that are called whole take no LoRAs."""
 
     def hold_loras(self, states: Sequence[DenoisingState]) -> None:
         """Hold none: pipelines that are called whole take no LoRAs."""

@@ -27,6 +27,7 @@ from tridentserve.engine.live.worker.executor import StageExecutor
 from tridentserve.parallel import SequenceGroup
 from tridentserve.pipelines import PipelineAdapter
 from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
+from tridentserve.pipelines.lora.lora_cache import LoraCache
 from tridentserve.plans import DispatchPlan, PlanMember, Replica
 from tridentserve.requests import GenerationInputs
 from tridentserve.stages import Stage
@@ -39,6 +40,7 @@ class HeldStages:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self.loras = LoraCache()
 
     @contextmanager
     def use(self, replica: Replica, group: SequenceGroup | None) -> Iterator[PipelineAdapter]:

@@ -111,7 +111,7 @@ class Chain(torch.nn.Module):
 def test_layers_are_right_in_whatever_order_they_are_called(count: int, data: st.DataObject) -> None:
     orders = data.draw(st.lists(st.lists(st.integers(0, count - 1), max_size=8), min_size=1, max_size=4))
     expected = [Chain(count)(order) if order else None for order in orders]
-    adapter: Any = SimpleNamespace(pipe=SimpleNamespace(components={"m": Chain(count)}))
+    adapter: Any = SimpleNamespace(pipe=SimpleNamespace(components={"m": Chain(count)}), is_rebuilt=False)
     tensors = named_tensors(adapter)
     parcel = Parcel(tensors)
     layout = parcel.layout()
@@ -131,7 +131,7 @@ def test_layers_are_right_in_whatever_order_they_are_called(count: int, data: st
 
 def test_the_next_layer_comes_while_one_computes() -> None:
     """In the order of the last time, once that is known."""
-    adapter: Any = SimpleNamespace(pipe=SimpleNamespace(components={"m": Chain(4)}))
+    adapter: Any = SimpleNamespace(pipe=SimpleNamespace(components={"m": Chain(4)}), is_rebuilt=False)
     tensors = named_tensors(adapter)
     parcel = Parcel(tensors)
     layout = parcel.layout()

@@ -220,7 +220,7 @@ class ReplicaStore:
             kernels.install(self._adapters[replica], source.kernels)
             # Members that skip different layers would wait for each other's shards.
             self._adapters[replica].step_cache = StepCache(0, 0) if loaded.is_divided else source.step_cache
-            self._adapters[replica].loras.cache = self.loras
+            self._adapters[replica].share_lora_cache(self.loras)
             self._memos[replica] = install_memo(self._adapters[replica])
         loaded.attach(self._adapters[replica])
 

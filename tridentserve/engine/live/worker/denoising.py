@@ -224,8 +224,7 @@ class Denoising:
             parcel = _require_parcel(given.get(member.request_id), plan, member.request_id)
             content = inputs[member.request_id]
             state = _unpack_state(parcel) if is_state(parcel) else adapter.prepare(parcel.tensors, content)
-            is_estimate = plan.takes_over is not None and member.input_id == plan.takes_over
-            if member.steps is None or (state.step != member.steps[0] and not is_estimate):
+            if member.steps is None or (state.step != member.steps[0] and member not in plan.inherited):
                 raise HandoffError(f"plan {plan.plan_id} starts at step {member.steps}, its state is at {state.step}")
             if state.num_steps != content.num_inference_steps:
                 # Plans do the steps asked for: the outputs would be made of latents that are not done.
