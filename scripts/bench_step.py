@@ -17,9 +17,9 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from lib.bench.packed_mixes import measure_mix
 from lib.benchmark import describe_run, print_result
 from lib.command_line import PROFILES, Parser, make_positive, parse_sides, parse_whole_number
+from lib.compare.packed_mixes import measure_mix
 from lib.compare.packed_service import simulate_mix
 from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter

@@ -394,11 +394,13 @@ def test_decode_goes_elsewhere_when_its_worker_is_not_meant_to_hold_it_any_more(
     ]  # fmt: skip
 
 
-@given(st.lists(st.tuples(st.sampled_from("asynfclb"), st.integers(0, 5)), max_size=60))
+@given(st.lists(st.tuples(st.sampled_from("asynfpclb"), st.integers(0, 5)), max_size=60))
 def test_whatever_happens_every_request_ends_once_and_all_workers_are_free(actions: list[tuple[str, int]]) -> None:
-    """Random arrivals, batches, segments, yields, ends, failures, cancels and losses; then all is let end."""
+    """Random arrivals, batches, segments, yields, stages and plans that end, failures, cancels and losses; then all is
+    let end."""
     bench = Bench()
     plans: dict[int, DispatchPlan] = {}
+    computed: set[int] = set()
     ended: list[str] = []
     names = 0
 
@@ -447,7 +449,11 @@ def test_whatever_happens_every_request_ends_once_and_all_workers_are_free(actio
                 take(bench.decide(Decisions(preemptions=[Preemption(plan.request_ids[0], "")])))
             case "f" if plan is not None:
                 del plans[plan.plan_id]
-                end(plan, min(number, plan.num_steps) if D in plan.stages and number else None)
+                may_pause = D in plan.stages and number and plan.plan_id not in computed
+                end(plan, min(number, plan.num_steps) if may_pause else None)
+            case "p" if plan is not None and C in plan.stages:
+                computed.add(plan.plan_id)
+                take(bench.on(ev.PlanComputed(plan.plan_id), 1.0))
             case "b" if plan is not None:
                 del plans[plan.plan_id]
                 take(bench.on(ev.PlanFailed(plan.plan_id, "broken"), 1.0))

@@ -44,6 +44,15 @@ class StageFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanComputed:
+    """A plan has done all its stages, and its workers are free. Its outputs are being made into files, which takes a
+    while; how the plan ended is still to come."""
+
+    plan_id: int
+    kind: Literal["plan_computed"] = "plan_computed"
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointSaved:
     """A checkpoint of a running plan has arrived: if a worker is lost, the plan's requests resume from there."""
 
@@ -156,6 +165,7 @@ Event = (
     RequestArrived
     | RequestCancelled
     | StageFinished
+    | PlanComputed
     | CheckpointSaved
     | PlanStopped
     | PlanFailed

@@ -110,6 +110,17 @@ class Ledger:
         """True when workers have plans of a model that have not been reported."""
         return any(plan.model == model for plan, _ in self._plans.values())
 
+    def free_workers(self, plan_id: int, now_s: float) -> None:
+        """All stages of a plan are done, and only its report is to come: its workers can take other plans."""
+        plan, runs = self._plans.get(plan_id, (None, ()))
+        if plan is None:
+            return
+        self._pool.end(plan, now_s)
+        for run in runs:
+            if run.plan is plan and not run.legs:
+                self._pool.release(run.workers, run.run_id)
+                run.note_computed()
+
     def end_plan(self, plan_id: int, now_s: float) -> tuple[DispatchPlan, list[Run]] | None:
         """Free a plan's workers. Returns the plan and those of its runs that somebody still waits for, if any."""
         plan, runs = self._plans.pop(plan_id, (None, ()))

@@ -155,6 +155,8 @@ class Run:
     """The plan that its workers have now."""
     yielding: bool = False
     """It has been preempted: it stops at its next step boundary."""
+    computed: bool = False
+    """All its stages are done, and its workers are free; its results are not there yet."""
     given: tuple[Request, ...] = ()
     """The members that it has given to `successor`."""
     successor: Run | None = None
@@ -205,13 +207,17 @@ class Run:
             request.advance(plan, ran, num_steps)
         self.plan = None
 
+    def note_computed(self) -> None:
+        """The last stage of its last plan is done."""
+        self.computed = True
+
     def expect_diffuse_end(self, end_s: float) -> None:
         self.diffuse_end_s = end_s
 
     def preempt(self) -> bool:
         """Stop its plan at the next step boundary. False where there is nothing to stop, or nothing to gain: what has
         been done of D would be lost where the stock pipeline is called as a whole."""
-        if self.plan is None or self.is_stopping or self.plan.stages == (Stage.DECODE,):
+        if self.plan is None or self.is_stopping or self.computed or self.plan.stages == (Stage.DECODE,):
             return False
         if self.spec.whole and Stage.DIFFUSE in self.plan.stages:
             return False
@@ -262,6 +268,8 @@ class Run:
         """The dispatcher's view of a member. How far D has come is estimated from its expected end."""
         stages = self.plan.stages if self.plan is not None else ()
         left = min(max((self.diffuse_end_s - now_s) / self.step_s, 0.0), self.num_steps) if self.step_s else 0.0
+        if self.computed:
+            left = 0.0
         stage = stages[0] if stages else Stage.ENCODE
         if Stage.DIFFUSE in stages:
             stage = Stage.DIFFUSE if left > 0 or stages[-1] is Stage.DIFFUSE else Stage.DECODE

@@ -180,6 +180,9 @@ class Scheduler:
                 for worker_id, loras in event.loras:
                     self._pool.note_loras(worker_id, loras)
                 return self._runner.finish_plan(event, now_s)
+            case ev.PlanComputed():
+                self._ledger.free_workers(event.plan_id, now_s)
+                return []
             case ev.CheckpointSaved():
                 self._ledger.save(event)
                 return []

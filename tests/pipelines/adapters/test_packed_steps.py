@@ -13,6 +13,7 @@ import torch
 
 from tests.pipelines.models import families, family_of, load_stage, make_inputs, start
 from tridentserve.models.kernels import Kernels
+from tridentserve.models.lora_files import LoraFile, LoraUse
 from tridentserve.parallel import sequence_parallel
 from tridentserve.pipelines import DenoisingState, kernels, load_adapter
 from tridentserve.requests import GenerationInputs
@@ -78,7 +79,8 @@ def test_requests_with_a_step_cache_or_a_lora_are_not_packed(model: Model) -> No
     diffuse = load_stage(model("sd3"), Stage.DIFFUSE)
     assert diffuse.pack_key(start(model("sd3"), make_inputs(quality="fast"))) is None
     exact = start(model("sd3"), make_inputs())
-    with_lora = replace(exact, values=exact.values | {"lora": "style"})
+    style = LoraUse(LoraFile("m", "style", Path("style.safetensors"))).to_plain()
+    with_lora = replace(exact, values=exact.values | {"loras": [style]})
     assert diffuse.pack_key(exact) is not None
     assert diffuse.pack_key(with_lora) is None
     with pytest.raises(ValueError, match="cannot share a forward pass"):

@@ -128,6 +128,11 @@ class CheckpointNote:
 
 
 @dataclass(frozen=True, slots=True)
+class ComputedNote:
+    """A plan has done all its stages. Its report comes when its outputs have been made into files."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaLoad:
     """A worker has made a replica resident for a plan."""
 
@@ -140,7 +145,7 @@ class ReplicaLoad:
 
 
 # The notes that a worker sends while a plan is under way.
-PlanNote = ProgressNote | PreviewNote | CheckpointNote | ReplicaLoad
+PlanNote = ProgressNote | PreviewNote | CheckpointNote | ComputedNote | ReplicaLoad
 
 
 @dataclass(frozen=True, slots=True)

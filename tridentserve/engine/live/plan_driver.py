@@ -13,6 +13,7 @@ from tridentserve.engine.live.client_requests import ClientRequest, ClientReques
 from tridentserve.engine.live.fleet import WorkerFleet
 from tridentserve.engine.live.messages import (
     CheckpointNote,
+    ComputedNote,
     PlanNote,
     PlanReport,
     PreviewNote,
@@ -222,6 +223,8 @@ class PlanDriver:
                 if plan.saves is not None:
                     spans = tuple(span.shift(-self._clock_offset_s) for span in note.spans)
                     self._post(ev.CheckpointSaved(plan.plan_id, note.num_steps, plan.saves.keeper, spans))
+            case ComputedNote():
+                self._post(ev.PlanComputed(plan.plan_id))
             case ReplicaLoad():
                 self._post(
                     ev.ReplicaLoaded(worker_id, note.loaded, note.evicted, note.source, note.num_bytes, note.seconds)

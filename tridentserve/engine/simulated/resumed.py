@@ -121,7 +121,7 @@ class ResumedSimulation:
 
     def _translate(self, event: ev.Event) -> ev.Event | None:
         """The event with the id that its plan has here; None for one about a plan that began before the log."""
-        if not isinstance(event, _PlanEndEvent | ev.CheckpointSaved):
+        if not isinstance(event, _PlanEndEvent | ev.PlanComputed | ev.CheckpointSaved):
             return event
         plan_id = self._ids.get(event.plan_id)
         return None if plan_id is None else replace(event, plan_id=plan_id)

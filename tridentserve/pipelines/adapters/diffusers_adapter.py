@@ -26,10 +26,10 @@ from tridentserve.pipelines import block_cache
 from tridentserve.pipelines.adapters import scheduler_state
 from tridentserve.pipelines.adapters.clean_latents import predict_clean
 from tridentserve.pipelines.adapters.denoising_request import FLOW_SHIFT, SCHEDULER_PREFIX, DenoisingRequest
+from tridentserve.pipelines.adapters.packed_sequence import NoiseCall
 from tridentserve.pipelines.adapters.step_caches import StepCaches, may_skip
 from tridentserve.pipelines.base import CACHE_LIMIT, SKIPPED_STEPS, DenoisingState, PipelineAdapter, Tensors
 from tridentserve.pipelines.lora.lora_cache import LoraCache
-from tridentserve.pipelines.packed_sequence import NoiseCall
 from tridentserve.pipelines.pixels import round_pixels
 from tridentserve.pipelines.tiling import decode_tiled
 from tridentserve.requests import GenerationInputs, Shape

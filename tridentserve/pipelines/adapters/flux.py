@@ -14,9 +14,7 @@ import torch
 from tridentserve.parallel import ulysses
 from tridentserve.pipelines.adapters.conditions import list_prompts, repeat_rows, split_rows
 from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
-from tridentserve.pipelines.adapters.timestep_shift import compute_shift_mu, set_shifted_timesteps
-from tridentserve.pipelines.base import Tensors
-from tridentserve.pipelines.packed_sequence import (
+from tridentserve.pipelines.adapters.packed_sequence import (
     NoiseCall,
     PackedSequence,
     install_attention,
@@ -24,6 +22,8 @@ from tridentserve.pipelines.packed_sequence import (
     install_modulation,
     pack,
 )
+from tridentserve.pipelines.adapters.timestep_shift import compute_shift_mu, set_shifted_timesteps
+from tridentserve.pipelines.base import Tensors
 from tridentserve.requests import GenerationInputs, Shape
 
 

@@ -11,9 +11,7 @@ from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import r
 from tridentserve.parallel import ulysses
 from tridentserve.pipelines.adapters.conditions import list_negative_prompts, list_prompts, repeat_rows, split_rows
 from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
-from tridentserve.pipelines.adapters.timestep_shift import compute_shift_mu
-from tridentserve.pipelines.base import Tensors
-from tridentserve.pipelines.packed_sequence import (
+from tridentserve.pipelines.adapters.packed_sequence import (
     NoiseCall,
     PackedSequence,
     install_attention,
@@ -22,6 +20,8 @@ from tridentserve.pipelines.packed_sequence import (
     pack,
     unpack_patches,
 )
+from tridentserve.pipelines.adapters.timestep_shift import compute_shift_mu
+from tridentserve.pipelines.base import Tensors
 from tridentserve.requests import GenerationInputs, Shape
 
 # The default of `StableDiffusion3Pipeline`'s `max_sequence_length`.

@@ -13,15 +13,15 @@ import torch
 
 from tridentserve.parallel import ulysses
 from tridentserve.pipelines.adapters.conditions import list_negative_prompts, list_prompts, repeat_rows, split_rows
-from tridentserve.pipelines.adapters.video_adapter import VideoAdapter, read_statistic
-from tridentserve.pipelines.base import Tensors
-from tridentserve.pipelines.packed_sequence import (
+from tridentserve.pipelines.adapters.packed_sequence import (
     NoiseCall,
     PackedSequence,
     install_attention,
     pack,
     unpack_patches,
 )
+from tridentserve.pipelines.adapters.video_adapter import VideoAdapter, read_statistic
+from tridentserve.pipelines.base import Tensors
 from tridentserve.requests import GenerationInputs, Shape
 
 

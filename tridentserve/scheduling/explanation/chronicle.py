@@ -33,6 +33,8 @@ class LoggedPlan:
     reported_s: float | None = None
     """The time at which the scheduler knew of its end."""
     outcome: PlanEnd = "under way"
+    freed_s: float | None = None
+    """The time at which its workers were free, where that was before its end was known."""
 
     @property
     def begins_with_content(self) -> bool:
@@ -178,6 +180,9 @@ class Chronicle:
                     self.lives[spec.request_id] = Life(spec, now_s - spec.waited_s, spec.slo_s)
             case ev.StageFinished():
                 self._end_plan(event.plan_id, now_s, "finished" if event.num_steps is None else "yielded", event.spans)
+            case ev.PlanComputed():
+                if (logged := self.plans.get(event.plan_id)) is not None:
+                    logged.freed_s = now_s
             case ev.PlanStopped():
                 self._end_plan(event.plan_id, now_s, "stopped")
             case ev.PlanFailed():
@@ -236,7 +241,7 @@ class Chronicle:
         found: defaultdict[WorkerId, list[Booking]] = defaultdict(list)
         free_s: defaultdict[WorkerId, float] = defaultdict(float)
         for logged in self.plans.values():
-            end_s = self.told_until_s if logged.reported_s is None else logged.reported_s
+            end_s = next((end for end in (logged.freed_s, logged.reported_s) if end is not None), self.told_until_s)
             for worker_id in logged.plan.workers:
                 start_s = max(logged.sent_s, free_s[worker_id])
                 free_s[worker_id] = max(free_s[worker_id], end_s)

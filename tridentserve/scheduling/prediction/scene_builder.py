@@ -170,6 +170,10 @@ class SceneBuilder:
         index, degree = self._find_pool(run.assignment.diffuse), len(run.assignment.diffuse)
         diffuses = Stage.DIFFUSE in stages or any(Stage.DIFFUSE in leg.stages for leg in run.legs)
         until_s = max(now_s, run.diffuse_end_s)
+        if run.computed:
+            for each in run.requests:
+                rehearsal.add_ending(each.spec.request_id, None, 0, now_s)
+            return
         for name in [each.spec.request_id for each in run.requests[1:]]:
             rehearsal.add_ending(name, None, 0, until_s)  # its batch ends together, or waits again then
         if diffuses:

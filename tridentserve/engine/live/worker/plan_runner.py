@@ -14,7 +14,7 @@ from tridentserve.device import find_device
 from tridentserve.device.memory_errors import describe_out_of_memory, is_out_of_memory
 from tridentserve.engine.live.handoff.buffer import HandoffBuffer
 from tridentserve.engine.live.handoff.peer import HandoffKey
-from tridentserve.engine.live.messages import ExpectedPeak, PlanNote, PlanReport, PreviewNote
+from tridentserve.engine.live.messages import ComputedNote, ExpectedPeak, PlanNote, PlanReport, PreviewNote
 from tridentserve.engine.live.metrics import WorkerMetrics
 from tridentserve.engine.live.previews.painter import PreviewFiles, PreviewPainter
 from tridentserve.engine.live.transport.parcel import Parcel
@@ -37,6 +37,9 @@ logger = logging.getLogger(__name__)
 # Up to this number of bytes, the outputs of a plan go with its report: Ray, too, sends results of this size themselves
 # and not a reference to them. A reference costs both ends more than a millisecond.
 MAX_INLINE_BYTES = 100 * 1024
+# From so many bytes of pixels on, as those of an image of 256x256, it pays to say that a plan has been computed before
+# its outputs are files: these take longer then than what the message costs.
+_SLOW_TO_ENCODE_BYTES = 256 * 256 * 3
 
 
 class PlanRunner:
@@ -143,16 +146,17 @@ class PlanRunner:
     async def _run_in_turn(self, running: RunningPlan) -> PlanReport:
         plan = running.plan
         try:
-            async with self._order:
-                execution = await self._execute(running)
-                self._memory.end_peak(running)
-                if not execution.stopped:  # whose report has no effect
-                    execution.loras = self._replicas.loras.take_news()
+            try:
+                async with self._order:
+                    execution = await self._execute(running)
+                    self._memory.end_peak(running)
+                    if not execution.stopped:  # whose report has no effect
+                        execution.loras = self._replicas.loras.take_news()
+            finally:
+                self._running.pop(plan.plan_id, None)  # its weights may leave while its outputs are made into files
             return await self._make_report(running, execution)
         except Exception as error:  # whatever it is, the scheduler must hear that the plan has ended
             return self._make_failure(plan, error)
-        finally:
-            self._running.pop(plan.plan_id, None)
 
     async def _execute(self, running: RunningPlan) -> Execution:
         plan, control = running.plan, running.control
@@ -276,6 +280,8 @@ class PlanRunner:
     async def _make_report(self, running: RunningPlan, execution: Execution) -> PlanReport:
         plan, peak = running.plan, running.peak
         decoded = {} if plan.is_warm_up else execution.decoded
+        if sum(outputs.pixels.nbytes for outputs in decoded.values()) >= _SLOW_TO_ENCODE_BYTES:
+            running.tell(ComputedNote())
         made = {
             request_id: await asyncio.to_thread(encode_outputs, outputs, running.inputs[request_id])
             for request_id, outputs in decoded.items()

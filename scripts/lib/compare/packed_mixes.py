@@ -16,8 +16,8 @@ from torch.nn.utils.rnn import pad_sequence
 from tridentserve.parallel.token_sharding import RedirectedAttention
 from tridentserve.pipelines import DenoisingState
 from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
+from tridentserve.pipelines.adapters.packed_sequence import NoiseCall, unpack_patches
 from tridentserve.pipelines.adapters.sd3 import SD3Adapter
-from tridentserve.pipelines.packed_sequence import NoiseCall, unpack_patches
 from tridentserve.requests import GenerationInputs, Shape
 
 _PROMPTS = ("a red circle", "two small yellow stars on a gray background", "a large green heart on the left")
