@@ -37,6 +37,10 @@ def test_the_engine_on_the_cluster_of_the_tests(
     run_quick("bench_engine", tmp_path, "--only", *parts, environment=make_environment(tiny_cache), parts=parts)
 
 
+def test_memory_on_the_cluster_of_the_tests(ray_cluster: None, tiny_cache: Path, tmp_path: Path) -> None:
+    run_quick("bench_memory", tmp_path, environment=make_environment(tiny_cache))
+
+
 def make_environment(tiny_cache: Path) -> dict[str, str]:
     """The environment of a benchmark that joins the tests' Ray cluster."""
     import ray

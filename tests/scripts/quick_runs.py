@@ -23,6 +23,7 @@ WITH_RAY = (
     "bench_console",
     "bench_control_plane",
     "bench_engine",
+    "bench_memory",
     "bench_overhead",
     "bench_quotes",
     "bench_requests",
@@ -37,7 +38,7 @@ _PATIENCE_S = 3 * PATIENCE_S
 _ALWAYS = ("machine", "command")
 # Differences of medians, which noise may turn around.
 _SIGNED = re.compile(
-    r"rows\.\d+\.(behind|net_cpu_ms\..*|scheduler_bytes_per_request)|pause_resume\.(small\.)?(here|elsewhere)_(ms|steps)"
+    r"(streamed|divided)\.beside_whole_bytes|rows\.\d+\.(behind|net_cpu_ms\..*|scheduler_bytes_per_request)|pause_resume\.(small\.)?(here|elsewhere)_(ms|steps)"
 )
 # Nothing may end in the half second that a quick run looks at.
 _MAY_BE_ZERO = re.compile(r"shift\..*_per_s|(events|bytes)_per_s")

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
+
+import ray
 
 from deployments.assembly.options import make_service_options
 from deployments.assembly.planning import assemble_service, list_workers
@@ -18,10 +21,10 @@ from dispatch.policies import Policy
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.live.engine import LiveEngine
 from tridentserve.engine.live.messages import ModelSource
-from tridentserve.engine.live.spawning.spawner import ActorSpawner
+from tridentserve.engine.live.spawning.spawner import ActorSpawner, Spawner
 from tridentserve.engine.live.updates import CompletedUpdate
 from tridentserve.engine.options import Fetch
-from tridentserve.parallel import connect_store
+from tridentserve.parallel import abandon, connect_store
 from tridentserve.protocols import Dispatcher, Replanner
 from tridentserve.requests import GenerationInputs, RequestSpec
 
@@ -48,11 +51,14 @@ async def run_service(
     wrap: Callable[[Dispatcher], D],
     replanner: Replanner | None = None,
     fetch: Fetch | None = None,
+    choose_spawner: Callable[[ActorSpawner], Spawner] = lambda spawner: spawner,
 ) -> AsyncIterator[Service[D]]:
-    """A service with these `args`, whose models are all the model folder `folder`. `wrap`: of its dispatcher."""
+    """A service with these `args`, whose models are all the model folder `folder`. `wrap`: of its dispatcher;
+    `choose_spawner`: of the way in which its workers are started."""
     args = AppArgs.model_validate({**values, "replicas": {"host_dir": host_dir} | ({"fetch": fetch} if fetch else {})})
     options = make_service_options(args)
-    specs, times = list_workers(args, ["node"] * args.cluster.workers_per_node), make_service_times(args)
+    nodes = [ray.get_runtime_context().get_node_id()] * args.cluster.workers_per_node
+    specs, times = list_workers(args, nodes), make_service_times(args)
     wrapped: list[D] = []
 
     def wrap_policy(policy: Policy) -> Policy:
@@ -66,14 +72,11 @@ async def run_service(
         specs, planners.placement, sources, times.shares, ("127.0.0.1", store.port), options.worker
     )
 
-    def abandon(group: str, rank: int, plan_id: int, store: Any = store) -> None:
-        """No groups here; the store lives as long as this."""
-
     engine = LiveEngine(
         planners.scheduler,
         configs,
-        ActorSpawner(options.worker.num_cpus),
-        abandon,
+        choose_spawner(ActorSpawner(options.worker.num_cpus)),
+        partial(abandon, store),
         options.engine,
         times.build_memory_table(),
     )
