@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 import torch
 
+from tridentserve.cluster import DeviceLinks
+
 
 class WorkMark(Protocol):
     """A place in the work that a thread has given to the device. What was given before it may still be under way."""
@@ -161,3 +163,6 @@ class ComputeDevice(Protocol):
 
     def find_of_rank(self, rank: int) -> str:
         """The name of the device of another process of a group of this machine, as torch names it."""
+
+    def find_links(self) -> DeviceLinks | None:
+        """The device among those of its machine; None where processes share one."""

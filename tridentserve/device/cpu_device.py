@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from tridentserve.cluster import DeviceLinks
 from tridentserve.device.backends import make_gloo
 from tridentserve.device.compute_device import CopyCall, LayerCopies, MemoryPeak, WorkMark
 from tridentserve.device.copy_thread import SideThread
@@ -128,3 +129,6 @@ class CpuDevice:
 
     def find_of_rank(self, rank: int) -> str:
         return str(self.torch_device)
+
+    def find_links(self) -> DeviceLinks | None:
+        return None

@@ -39,11 +39,11 @@ def list_hot_groups(
     first, so that members that make them in this order never wait for one another in a circle. `incarnations`: those of
     workers that have been replaced."""
     alike: defaultdict[tuple[str, int, frozenset[Replica]], list[WorkerId]] = defaultdict(list)
-    for worker in workers:
+    for worker in sorted(workers, key=lambda worker: (worker.place, worker.worker_id)):
         held = placement.replicas.get(worker.worker_id, frozenset())
         if any(replica.stage is Stage.DIFFUSE for replica in held):
             alike[worker.node_id, worker.memory_bytes, held].append(worker.worker_id)
-    blocks = [block for ids in alike.values() for block in _list_blocks(sorted(ids), max_degree)]
+    blocks = [block for ids in alike.values() for block in _list_blocks(ids, max_degree)]
     return [
         HotGroup(group_name([(worker_id, (incarnations or {}).get(worker_id, 0)) for worker_id in block]), block)
         for block in sorted(blocks, key=lambda block: (len(block), block))
