@@ -10,7 +10,7 @@ import torch
 
 from tridentserve.cluster import DeviceLinks
 from tridentserve.device.backends import make_gloo
-from tridentserve.device.compute_device import CopyCall, LayerCopies, MemoryPeak, WorkMark
+from tridentserve.device.compute_device import CopyCall, DeviceMemory, LayerCopies, MemoryPeak, WorkMark
 from tridentserve.device.copy_thread import SideThread
 from tridentserve.device.memory_peaks import HostMemoryPeak
 
@@ -104,6 +104,9 @@ class CpuDevice:
 
     def count_free_bytes(self) -> int:
         raise NotImplementedError("processes share the memory of the host")
+
+    def measure_memory(self) -> DeviceMemory | None:
+        return None
 
     def attend(
         self,

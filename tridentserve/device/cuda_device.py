@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from tridentserve.cluster import DeviceLinks
 from tridentserve.device.backends import make_nccl
-from tridentserve.device.compute_device import CopyCall, LayerCopies, MemoryPeak, WorkMark
+from tridentserve.device.compute_device import CopyCall, DeviceMemory, LayerCopies, MemoryPeak, WorkMark
 from tridentserve.device.copy_thread import CopyThread
 from tridentserve.device.gpu_links import read_gpu_links
 from tridentserve.device.memory_peaks import AllocatorPeak
@@ -141,6 +141,13 @@ class CudaDevice:
         torch.cuda.init()  # type: ignore[no-untyped-call]
         free_bytes, _ = torch.cuda.mem_get_info(self.torch_device)
         return int(free_bytes)
+
+    def measure_memory(self) -> DeviceMemory | None:
+        while True:  # until no other thread has made torch's allocator take or give back memory in between
+            reserved_bytes = torch.cuda.memory_reserved(self.torch_device)
+            free_bytes, total_bytes = torch.cuda.mem_get_info(self.torch_device)
+            if torch.cuda.memory_reserved(self.torch_device) == reserved_bytes:
+                return DeviceMemory(total_bytes, total_bytes - free_bytes - reserved_bytes)
 
     def attend(
         self,

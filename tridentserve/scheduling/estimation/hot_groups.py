@@ -13,6 +13,8 @@ from tridentserve.stages import Stage
 # The memory that one group takes from a worker, by the kind of device. gloo: 0.7 MiB measured (8 members); NCCL:
 # estimated (buffers of 4 MiB per channel, direction and peer), as memory of its own that torch does not count.
 GROUP_BYTES = {"cpu": 1 << 20, "cuda": 128 << 20}
+# The most that a group of NCCL has been seen to take anywhere (544 to 688 MB, by others).
+LARGEST_GROUP_BYTES = 688_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,11 @@ class HotGroup:
 def group_name(members: Sequence[tuple[WorkerId, int]], failures: int = 0) -> str:
     """The name of the group of these workers (with their incarnations), which has failed `failures` times before."""
     return f"{','.join(f'{worker_id}#{incarnation}' for worker_id, incarnation in members)}/{failures}"
+
+
+def count_hot_groups(num_workers: int) -> int:
+    """The most hot groups that one worker of a node of this many is in: a pair, a quad and an octet of 8."""
+    return num_workers.bit_length() - 1
 
 
 def list_hot_groups(
