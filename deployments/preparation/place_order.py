@@ -33,7 +33,8 @@ def order_devices(devices: Sequence[DeviceLinks]) -> list[int]:
 
 
 def _find_closeness(one: DeviceLinks, other: DeviceLinks) -> int:
-    return min(one.closeness.get(other.address, 0), other.closeness.get(one.address, 0))
+    """Either of the two may not have been able to read its links."""
+    return max(one.closeness.get(other.address, 0), other.closeness.get(one.address, 0))
 
 
 def _search(closeness: Sequence[Sequence[int]]) -> tuple[Slowness, DeviceNumbers]:

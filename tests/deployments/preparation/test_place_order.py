@@ -60,6 +60,8 @@ def test_bridges_of_nvlink_make_the_pairs() -> None:
 def test_where_no_links_are_known_addresses_count() -> None:
     assert order_devices([DeviceLinks(find_address(gpu)) for gpu in (2, 0, 3, 1)]) == [1, 3, 0, 2]
     assert order_devices([DeviceLinks("same")] * 4) == [0, 1, 2, 3]
+    unread = DeviceLinks(find_address(3))
+    assert order_devices([*list_devices(BRIDGES, [0, 1, 2]), unread]) == [0, 3, 1, 2], "the others know of it"
     assert order_devices([]) == []
 
 
