@@ -50,8 +50,9 @@ class ClusterArgs(Args):
     memory_mb: int | Literal["auto"] = Field(
         default="auto",
         description="Memory of one worker, in MiB, for weights, activations, the handoff buffer and process groups; "
-        "`auto` is 95 % of what is free on a GPU at the start, or on a CPU three quarters of the machine's memory "
-        "divided among its workers, in both cases the least of all nodes.",
+        "`auto` is 95 % of what is free on a GPU at the start, less on small ones where process groups need more, "
+        "or on a CPU three quarters of the machine's memory divided among its workers, in both cases the least of all "
+        "nodes.",
     )
     cpu_threads: int = make_option(WorkerOptions, "num_threads")
     max_denoising: int | None = make_option(WorkerOptions, "max_denoising")

@@ -10,6 +10,7 @@ from deployments.config.host_memory import share_host_bytes
 from deployments.preparation.worker_seat import WorkerSeats
 from tridentserve.byte_sizes import MIB
 from tridentserve.errors import ConfigError
+from tridentserve.scheduling.estimation.hot_groups import GROUP_BYTES, LARGEST_GROUP_BYTES, count_hot_groups
 
 # The rest is for what the driver and torch take beside the tensors that are counted.
 _GPU_SHARE = 0.95
@@ -25,7 +26,7 @@ async def settle_memory(args: AppArgs, seats: WorkerSeats) -> AppArgs:
         return args
     found = await asyncio.gather(
         *(
-            seats.run(index, measure_worker_bytes, cluster.device, cluster.workers_per_node)
+            seats.run(index, measure_worker_bytes, cluster.device, cluster.workers_per_node, cluster.max_groups)
             for index in range(len(seats.bundles))
         )
     )
@@ -36,10 +37,18 @@ async def settle_memory(args: AppArgs, seats: WorkerSeats) -> AppArgs:
     return args.model_copy(update={"cluster": cluster.model_copy(update={"memory_mb": memory_mb})})
 
 
-def measure_worker_bytes(device: str, workers_per_node: int) -> int:
+def measure_worker_bytes(device: str, workers_per_node: int, max_groups: int) -> int:
     """Bytes for one worker of the node on which this runs."""
     if device == "cpu":
         return share_host_bytes(workers_per_node)
     from profiler.measure.memory import count_free_bytes
 
-    return int(_GPU_SHARE * count_free_bytes(device))
+    return share_gpu_bytes(count_free_bytes(device), workers_per_node, max_groups)
+
+
+def share_gpu_bytes(free_bytes: int, workers_per_node: int, max_groups: int) -> int:
+    """Bytes of a GPU for one worker. The rest has room for the process groups of the start and one more, should they
+    take the most that any has been seen to, where that is more than is planned for groups."""
+    num_groups = count_hot_groups(workers_per_node)
+    wanted_bytes = min(num_groups + 1, max_groups) * LARGEST_GROUP_BYTES if num_groups else 0
+    return min(int(_GPU_SHARE * free_bytes), free_bytes - wanted_bytes + max_groups * GROUP_BYTES["cuda"])

@@ -15,7 +15,7 @@ from tridentserve.engine.live.spawning.start_options import list_start_options
 
 @dataclass(frozen=True, slots=True)
 class WorkerSeats:
-    """The first worker of each node of a service, before it is started."""
+    """Workers of a service, before they are started."""
 
     group: PlacementGroup
     bundles: tuple[int, ...]

@@ -25,6 +25,7 @@ from deployments.preparation.profiling import measure_unprofiled
 from deployments.preparation.start_news import open_start_news
 from deployments.preparation.warm_up import plan_warm_up
 from deployments.preparation.worker_memory import settle_memory
+from deployments.preparation.worker_places import order_bundles
 from deployments.preparation.worker_seat import WorkerSeats
 from placement.shares import describe_shares
 from tridentserve.engine.live.engine import LiveEngine
@@ -45,7 +46,9 @@ async def start_engine(args: AppArgs, gpus_per_worker: float, prefix: str = "") 
     for a configuration that cannot work. Models without a profile are measured before, and workers warmed up after
     their start."""
     group = _require_placement_group(args)
-    bundles, nodes = _order_bundles(group)
+    bundles, nodes = _list_bundles(group)
+    seats = WorkerSeats(group, bundles, args.cluster.cpus_per_worker, gpus_per_worker)
+    bundles = await order_bundles(seats, nodes, args.cluster.device)
     hub = HubModels(frozenset(nodes))
     args = await hub.fetch(args)
     specs = list_workers(args, nodes, prefix)
@@ -95,12 +98,12 @@ def _require_placement_group(args: AppArgs) -> PlacementGroup:
 
 def _list_seats(args: AppArgs, gpus_per_worker: float, group: PlacementGroup) -> WorkerSeats:
     """The first worker of each node."""
-    bundles, nodes = _order_bundles(group)
+    bundles, nodes = _list_bundles(group)
     first = {node: bundle for bundle, node in reversed(list(zip(bundles, nodes, strict=True)))}
     return WorkerSeats(group, tuple(sorted(first.values())), args.cluster.cpus_per_worker, gpus_per_worker)
 
 
-def _order_bundles(group: PlacementGroup) -> tuple[tuple[int, ...], list[str]]:
+def _list_bundles(group: PlacementGroup) -> tuple[tuple[int, ...], list[str]]:
     """The bundles of the workers, node after node, and the node of each. PACK promises no order across nodes."""
     nodes: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
     order = list(dict.fromkeys(nodes[index] for index in range(1, group.bundle_count)))

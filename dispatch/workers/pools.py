@@ -29,7 +29,7 @@ class Pool:
     memory_bytes: int
     """The memory of each worker."""
     nodes: tuple[tuple[WorkerView, ...], ...]
-    """The workers of each node, sorted by id; by place where units have several."""
+    """The workers of each node, in the order of their places."""
     unit: int = 1
     """Number of workers that hold the weights of a stage together, the largest of all their stages. They are given out,
     and count as idle, in whole units only (TridentServe, arXiv 2510.02838, appendix E.2): `unit` workers that follow
@@ -137,7 +137,11 @@ def group_into_pools(workers: Iterable[WorkerView], unit_of: UnitOf = count_alon
 
 
 def _sort_nodes(nodes: Mapping[str, list[WorkerView]]) -> tuple[tuple[WorkerView, ...], ...]:
-    return tuple(tuple(sorted(nodes[node_id], key=lambda worker: worker.worker_id)) for node_id in sorted(nodes))
+    return tuple(tuple(sorted(nodes[node_id], key=_find_position)) for node_id in sorted(nodes))
+
+
+def _find_position(worker: WorkerView) -> tuple[int, WorkerId]:
+    return worker.place, worker.worker_id
 
 
 def _split_by_units(
@@ -146,7 +150,7 @@ def _split_by_units(
     """The workers whose units are whole and the others, per node, in the order of their places."""
     whole, broken = [], []
     for node_id in sorted(nodes):
-        members = sorted(nodes[node_id], key=lambda worker: (worker.place, worker.worker_id))
+        members = sorted(nodes[node_id], key=_find_position)
         places = Counter(worker.place // unit for worker in members)
         whole.append(tuple(worker for worker in members if places[worker.place // unit] == unit))
         broken.append(tuple(worker for worker in members if places[worker.place // unit] != unit))

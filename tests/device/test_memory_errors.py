@@ -235,7 +235,7 @@ async def test_weights_that_came_ahead_are_taken_or_dropped(monkeypatch: pytest.
 
     loader, encode, diffuse, decode = FakeLoader(), *(Replica("m", stage) for stage in Stage)
     host = SimpleNamespace(is_open=lambda replica: replica is not diffuse)
-    budget = MemoryBudget(total_bytes=330, handoff_bytes=10, group_bytes=0)
+    budget = MemoryBudget(total_bytes=330, handoff_bytes=10, planned_group_bytes=0)
     store = ReplicaStore(cast(Any, host), CPU, budget, at_once, cast(Any, loader), None)
     monkeypatch.setattr(store, "_attach", lambda *_: None)
     await store.load_ahead((encode,), 221)

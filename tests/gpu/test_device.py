@@ -1,7 +1,9 @@
-"""The device of a worker on a GPU: copies beside kernels, spans of work that is done, groups that are given up."""
+"""The device of a worker on a GPU: copies beside kernels, spans of work that is done, groups that are given up, links
+to other GPUs."""
 
 from __future__ import annotations
 
+import subprocess
 import time
 from typing import Any, cast
 
@@ -96,3 +98,15 @@ def test_a_group_of_nccl_is_given_up_from_another_thread(gpu: torch.device) -> N
         group.confirm()
     group.close()
     assert torch.zeros(1, device=gpu).item() == 0, "the process and its context live on"
+
+
+def test_a_worker_knows_which_gpu_it_has(gpu: torch.device) -> None:
+    links = find_device(gpu).find_links()
+    assert links is not None
+    assert len(links.closeness) == _count_gpus() - 1, "nvidia-smi lists this GPU, and tells its links to the others"
+    assert links.address not in links.closeness
+
+
+def _count_gpus() -> int:
+    listed = subprocess.run(["nvidia-smi", "-L"], check=True, capture_output=True, text=True).stdout
+    return sum(line.startswith("GPU ") for line in listed.splitlines())

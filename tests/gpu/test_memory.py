@@ -9,6 +9,9 @@ import torch
 
 from profiler.measure.memory import measure_peak_bytes
 from tests.pipelines.models import make_inputs, model_folder
+from tridentserve.device import find_device
+from tridentserve.engine.live.weights.replica_store import MemoryBudget
+from tridentserve.parallel import GroupCache, GroupMemory, connect_store
 from tridentserve.pipelines import load_adapter
 from tridentserve.stages import Stage
 
@@ -37,3 +40,23 @@ def test_out_of_memory_leaves_the_adapter_usable(gpu: torch.device, tmp_path: Pa
     torch.cuda.empty_cache()
     again = adapter.prepare(condition, inputs)
     assert torch.equal(adapter.latents(adapter.step(again, again.num_steps))["latents"], expected)
+
+
+def test_a_group_is_measured_and_its_memory_is_not_given_to_weights(gpu: torch.device) -> None:
+    """A group of one: what NCCL takes for peers, it cannot show."""
+    device = find_device(gpu)
+    held = torch.zeros(64 << 20, dtype=torch.uint8, device=gpu)
+    before = device.measure_memory()
+    assert before is not None
+    assert 0 < before.outside_bytes < before.total_bytes - held.nbytes, "the context, and not the tensor"
+    memory = GroupMemory(device)
+    budget = MemoryBudget(before.total_bytes, 0, 0, memory.count_missing_bytes)
+    assert budget.group_bytes == 0
+    cache = GroupCache(connect_store(is_server=True), gpu, capacity=2, timeout_s=60.0, memory=memory)
+    cache.acquire("alone", 0, 1, use=1)
+    after = device.measure_memory()
+    assert after is not None
+    assert memory.largest_bytes >= 0
+    assert budget.group_bytes == pytest.approx(after.outside_bytes + memory.largest_bytes, abs=64 << 20)
+    assert budget.group_bytes >= before.outside_bytes
+    cache.drop("alone")

@@ -15,7 +15,10 @@ from tridentserve.stages import PlacementType
 
 
 def cluster(kinds: list[str], per_node: int) -> tuple[list[WorkerSpec], PlacementPlan]:
-    workers = [WorkerSpec(f"n{i // per_node}w{i % per_node}", f"node{i // per_node}", 1) for i in range(len(kinds))]
+    workers = [
+        WorkerSpec(f"n{i // per_node}w{i % per_node}", f"node{i // per_node}", 1, place=i % per_node)
+        for i in range(len(kinds))
+    ]
     held = {
         worker.worker_id: frozenset(Replica("m", stage) for stage in PlacementType(kind).stages)
         for worker, kind in zip(workers, kinds, strict=True)
@@ -33,6 +36,14 @@ def test_of_eight_alike_four_pairs_two_quads_one_octet() -> None:
 def test_only_workers_that_may_run_together() -> None:
     workers, placement = cluster(["E", "D", "D", "C", "DC", "D", "D", "EDC"], 4)
     assert [group.workers for group in list_hot_groups(workers, placement, 4)] == [("n0w1", "n0w2"), ("n1w1", "n1w2")]
+
+
+def test_blocks_follow_places_where_names_have_two_digits() -> None:
+    """By name, the worker at place 10 would come after that at place 1."""
+    workers, placement = cluster(["D"] * 12, 12)
+    quads = [group.workers for group in list_hot_groups(workers, placement, 4) if len(group.workers) == 4]
+    places = {worker.worker_id: worker.place for worker in workers}
+    assert [[places[worker] for worker in quad] for quad in quads] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
 
 
 kinds_of_workers = st.lists(st.sampled_from(["EDC", "D", "E"]), min_size=1, max_size=12)

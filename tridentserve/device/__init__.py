@@ -5,7 +5,7 @@ out of it, NIXL's words for memory, process groups.
 device. Nothing outside this directory asks which of them it has (`tests/test_house_rules.py`).
 """
 
-from tridentserve.device.compute_device import ComputeDevice, CopyCall, MemoryPeak, WorkMark
+from tridentserve.device.compute_device import ComputeDevice, CopyCall, DeviceMemory, MemoryPeak, WorkMark
 from tridentserve.device.finding import find_device, free_cached_memory
 
-__all__ = ["ComputeDevice", "CopyCall", "MemoryPeak", "WorkMark", "find_device", "free_cached_memory"]
+__all__ = ["ComputeDevice", "CopyCall", "DeviceMemory", "MemoryPeak", "WorkMark", "find_device", "free_cached_memory"]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+
+from tridentserve.cluster import DeviceLinks
 
 
 class WorkMark(Protocol):
@@ -45,6 +48,16 @@ class MemoryPeak(Protocol):
     def begin(self) -> None: ...
 
     def end(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """The memory of a device at one moment."""
+
+    total_bytes: int
+    outside_bytes: int
+    """The part that torch's allocator does not have and does not know of: process groups, the context, libraries, other
+    processes."""
 
 
 class ComputeDevice(Protocol):
@@ -135,6 +148,9 @@ class ComputeDevice(Protocol):
     def count_free_bytes(self) -> int:
         """Bytes of the device that no process has taken, after torch's own start on it."""
 
+    def measure_memory(self) -> DeviceMemory | None:
+        """Its memory now; None where processes share it, or no allocator of torch's keeps count."""
+
     # Computing.
 
     def attend(
@@ -161,3 +177,6 @@ class ComputeDevice(Protocol):
 
     def find_of_rank(self, rank: int) -> str:
         """The name of the device of another process of a group of this machine, as torch names it."""
+
+    def find_links(self) -> DeviceLinks | None:
+        """The device among those of its machine; None where processes share one."""

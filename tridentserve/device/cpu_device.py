@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from tridentserve.cluster import DeviceLinks
 from tridentserve.device.backends import make_gloo
-from tridentserve.device.compute_device import CopyCall, LayerCopies, MemoryPeak, WorkMark
+from tridentserve.device.compute_device import CopyCall, DeviceMemory, LayerCopies, MemoryPeak, WorkMark
 from tridentserve.device.copy_thread import SideThread
 from tridentserve.device.memory_peaks import HostMemoryPeak
 
@@ -104,6 +105,9 @@ class CpuDevice:
     def count_free_bytes(self) -> int:
         raise NotImplementedError("processes share the memory of the host")
 
+    def measure_memory(self) -> DeviceMemory | None:
+        return None
+
     def attend(
         self,
         query: torch.Tensor,
@@ -128,3 +132,6 @@ class CpuDevice:
 
     def find_of_rank(self, rank: int) -> str:
         return str(self.torch_device)
+
+    def find_links(self) -> DeviceLinks | None:
+        return None

@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from tridentserve.cluster import DeviceLinks
 from tridentserve.device.backends import make_nccl
-from tridentserve.device.compute_device import CopyCall, LayerCopies, MemoryPeak, WorkMark
+from tridentserve.device.compute_device import CopyCall, DeviceMemory, LayerCopies, MemoryPeak, WorkMark
 from tridentserve.device.copy_thread import CopyThread
+from tridentserve.device.gpu_links import read_gpu_links
 from tridentserve.device.memory_peaks import AllocatorPeak
 
 # torch allocates every tensor at a multiple of this.
@@ -140,6 +142,13 @@ class CudaDevice:
         free_bytes, _ = torch.cuda.mem_get_info(self.torch_device)
         return int(free_bytes)
 
+    def measure_memory(self) -> DeviceMemory | None:
+        while True:  # until no other thread has made torch's allocator take or give back memory in between
+            reserved_bytes = torch.cuda.memory_reserved(self.torch_device)
+            free_bytes, total_bytes = torch.cuda.mem_get_info(self.torch_device)
+            if torch.cuda.memory_reserved(self.torch_device) == reserved_bytes:
+                return DeviceMemory(total_bytes, total_bytes - free_bytes - reserved_bytes)
+
     def attend(
         self,
         query: torch.Tensor,
@@ -165,6 +174,10 @@ class CudaDevice:
 
     def find_of_rank(self, rank: int) -> str:
         return f"cuda:{rank}"
+
+    def find_links(self) -> DeviceLinks | None:
+        gpu: Any = torch.cuda.get_device_properties(self.torch_device)
+        return read_gpu_links(f"{gpu.pci_domain_id:08x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0")
 
 
 def _align(mask: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,9 @@ from datetime import timedelta
 import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from tridentserve.device import find_device
 from tridentserve.errors import GroupError
+from tridentserve.parallel.group_memory import GroupMemory
 from tridentserve.parallel.groups import SequenceGroup, make_group, make_store_prefix
 
 _ABANDONED = "abandoned"
@@ -67,15 +69,17 @@ class GroupCache:
         capacity: int,
         timeout_s: float,
         connect: Callable[[], Store] | None = None,
+        memory: GroupMemory | None = None,
     ) -> None:
         """`connect` gives `prepare` a connection of its own: calls of one wait for each other, as long as any waits for
-        a member."""
+        a member. `memory` measures each group that is made."""
         self._store = store
         self._connect = connect
         self._store_beside: Store | None = None
         self._device = device
         self._capacity = capacity
         self._timeout_s = timeout_s
+        self._memory = memory or GroupMemory(find_device(device))
         self._groups: OrderedDict[str, _CachedGroup] = OrderedDict()
         self._lock = threading.Lock()  # of `_groups` and `_lost`
         self._lost: Counter[str] = Counter()  # how often each member's process has ended
@@ -104,14 +108,24 @@ class GroupCache:
             self.drop(name)
             self._delete_later(f"use/{name}/{use}/")
             raise GroupError(f"group {name!r}: rank {theirs.index(_ABANDONED)} of {size} has given up")
-        if held is None or any(other != mine for other in theirs):
-            self.drop(name)
-            group = make_group(self._store, f"{name}@{use}", rank, size, self._device, self._timeout_s)
-        else:
-            group = held.group
+        if held is not None and all(other == mine for other in theirs):
             with suppress(RuntimeError):  # An error of the store is harmless here: nothing depends on the deletion.
                 # All members are here, so all of them have read the keys of the previous use.
                 self._store.delete_key(_make_key(name, held.last_use, rank))
+            self._hold(name, held.group, members, use, lost)
+            return held.group
+        self.drop(name)
+        while len(self._groups) >= self._capacity:
+            self.drop(next(iter(self._groups)))
+        with self._memory.measure(size):
+            group = make_group(self._store, f"{name}@{use}", rank, size, self._device, self._timeout_s)
+            self._hold(name, group, members, use, lost)  # from here on, other threads can abort it
+            group.connect()
+        return group
+
+    def _hold(self, name: str, group: SequenceGroup, members: Sequence[str], use: int, lost: Sequence[int]) -> None:
+        """Keep a group as the one used last. Raises `GroupError` where more members have been lost than had been
+        (`lost`)."""
         with self._lock:
             self._groups[name] = _CachedGroup(group, tuple(members), use)
             self._groups.move_to_end(name)
@@ -119,9 +133,6 @@ class GroupCache:
         if is_broken:
             self.drop(name)
             raise GroupError(f"group {name!r}: a member was lost while it was made")
-        while len(self._groups) > self._capacity:
-            self.drop(next(iter(self._groups)))
-        return group
 
     def prepare(self, name: str, rank: int, size: int, use: int, members: Sequence[str]) -> None:
         """Make a group before a plan asks for it, beside what the other thread does, unless one is held. Raises
@@ -137,8 +148,9 @@ class GroupCache:
             raise GroupError(f"group {name!r}: rank {theirs.index(_ABANDONED)} of {size} does not prepare it")
         if mine and all(other == mine for other in theirs):
             return
-        made = make_group(self._store_beside, f"{name}@{use}", rank, size, self._device, self._timeout_s)
-        made.connect()
+        with self._memory.measure(size):
+            made = make_group(self._store_beside, f"{name}@{use}", rank, size, self._device, self._timeout_s)
+            made.connect()
         with self._lock:
             held = self._groups.get(name)
             # One that is held may be in use.

@@ -150,8 +150,14 @@ class SequenceGroup(CollectiveGroup):
         return int(word.item())
 
     def connect(self) -> None:
-        """Have all members reach each other: NCCL does so at the first collective."""
-        self._broadcast(torch.zeros(1, dtype=torch.uint8, device=self.device))
+        """Have all members reach each other, and take the memory that this needs: NCCL does both at the first
+        collective of each kind, and gloo when a group is made."""
+        if find_device(self.device).is_host:
+            return
+        word = torch.zeros(1, dtype=torch.uint8, device=self.device)
+        self._broadcast(word)
+        self.all_to_all([word] * self.size, [(1,)] * self.size)
+        self.start_gather(word.new_empty(self.size), word, range(self.size))()
         find_device(self.device).wait_for_work()
 
     def confirm(self) -> None:

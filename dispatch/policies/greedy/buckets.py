@@ -64,7 +64,7 @@ def cut_into_buckets(sizes: Mapping[int, int], workers: Sequence[WorkerSpec]) ->
     """Cut the workers into buckets, the widest degrees first, block by block inside a node. Blocks that no node has
     room for are left to narrower degrees."""
     nodes: defaultdict[str, list[WorkerId]] = defaultdict(list)
-    for worker in sorted(workers, key=lambda worker: (worker.node_id, worker.worker_id)):
+    for worker in sorted(workers, key=lambda worker: (worker.node_id, worker.place, worker.worker_id)):
         nodes[worker.node_id].append(worker.worker_id)
     bucket_of: dict[WorkerId, int] = {}
     for degree in sorted(sizes, reverse=True):

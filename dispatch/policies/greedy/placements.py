@@ -26,7 +26,7 @@ def disaggregate(times: StageTimes, workers: Sequence[WorkerSpec], load: Sequenc
     models = list_models(load)
     sizes = compute_stage_sizes(sum_gpu_seconds(times, load), len(workers))
     replicas: dict[WorkerId, frozenset[Replica]] = {}
-    rest = sorted(workers, key=lambda worker: (worker.node_id, worker.worker_id))
+    rest = sorted(workers, key=lambda worker: (worker.node_id, worker.place, worker.worker_id))
     for stage in (Stage.DIFFUSE, Stage.DECODE, Stage.ENCODE):
         mine, rest = rest[: sizes[stage]], rest[sizes[stage] :]
         held = frozenset(Replica(model, stage) for model in models)

@@ -64,6 +64,8 @@ class WorkerFleet:
         self._warmer = warmer
         self._watchers: dict[WorkerId, asyncio.Task[None]] = {}
         self._num_makings = 0  # how often hot groups have been made
+        # The memory that no worker has, since the groups of the start took more than was planned.
+        self._missing_bytes = 0
 
     @property
     def alive(self) -> list[WorkerId]:
@@ -189,7 +191,10 @@ class WorkerFleet:
         await asyncio.gather(*(handle.connect_peers(everyone) for handle in started.values()))
         loaded_s = time.monotonic()
         hot, number = self._list_groups_to_make(), self._num_makings
-        await asyncio.gather(*(self.get_handle(each).make_groups(groups, number) for each, groups in hot.items()))
+        made = await asyncio.gather(
+            *(self.get_handle(each).make_groups(groups, number) for each, groups in hot.items())
+        )
+        self._note_missing_bytes(max(made, default=0))
         logger.info(
             "%d workers started in %.1f s, their groups in %.1f s",
             len(started),
@@ -200,6 +205,16 @@ class WorkerFleet:
             await self._warmer.warm_all(self, tell)
         for worker_id in started:
             self._begin_watch(worker_id)
+
+    def _note_missing_bytes(self, num_bytes: int) -> None:
+        """The scheduler plans with the same for all workers, so that they stay interchangeable."""
+        self._missing_bytes = num_bytes
+        if num_bytes > 0:
+            logger.warning(
+                "process groups leave each worker %d bytes less than planned: a smaller cluster.memory_mb, or fewer "
+                "groups (cluster.max_groups), would have the placement planned with what there is",
+                num_bytes,
+            )
 
     async def stop(self) -> None:
         """End all workers."""
@@ -226,7 +241,10 @@ class WorkerFleet:
         member, handle = self._workers[worker_id], self.get_handle(worker_id)
         self._watchers[worker_id] = asyncio.get_running_loop().create_task(self._watch(worker_id, handle))
         member.has_joined = True
-        self._on_joined(member.config)
+        spec = member.config.spec
+        self._on_joined(
+            replace(member.config, spec=replace(spec, memory_bytes=spec.memory_bytes - self._missing_bytes))
+        )
 
     async def _watch(self, worker_id: WorkerId, handle: WorkerHandle) -> None:
         """Wait until the worker's process ends, then bring the worker back."""

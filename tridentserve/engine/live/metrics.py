@@ -116,6 +116,16 @@ class WorkerMetrics:
         self._loras = Gauge(
             "tridentserve_lora_bytes", "Bytes of the LoRAs that a worker holds in device memory.", tag_keys=("worker",)
         )
+        self._group_reserve = Gauge(
+            "tridentserve_group_reserve_bytes",
+            "Bytes of a worker's memory that process groups have: as planned, or more where they took more.",
+            tag_keys=("worker",),
+        )
+        self._largest_group = Gauge(
+            "tridentserve_largest_group_bytes",
+            "The most bytes of device memory that one process group was measured to take; 0 where none was.",
+            tag_keys=("worker",),
+        )
         self._plan_peak = Gauge(
             "tridentserve_plan_peak_bytes",
             "Peak bytes of activations of the latest plan, as the profile expects and as measured.",
@@ -158,6 +168,10 @@ class WorkerMetrics:
 
     def set_lora_bytes(self, lora_bytes: int) -> None:
         self._loras.set(lora_bytes, tags=self._worker)
+
+    def set_group_bytes(self, reserve_bytes: int, largest_bytes: int) -> None:
+        self._group_reserve.set(reserve_bytes, tags=self._worker)
+        self._largest_group.set(largest_bytes, tags=self._worker)
 
     def count_transfer(self, transfer: CompletedTransfer) -> None:
         tags = {**self._worker, "path": transfer.path}

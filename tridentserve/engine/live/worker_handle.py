@@ -92,7 +92,7 @@ class WorkerHandle:
         self._plans.begin(plan.plan_id, take)
         self._require_channel().tell("run_plan", plan, dict(inputs), peak, is_watched)
 
-    def make_groups(self, groups: Sequence[HotGroup], number: int) -> Awaitable[None]:
+    def make_groups(self, groups: Sequence[HotGroup], number: int) -> Awaitable[int]:
         return self._require_channel().ask("make_groups", groups, number)
 
     def prepare_groups(self, groups: Sequence[HotGroup], number: int) -> None:

@@ -47,8 +47,16 @@ class MemoryBudget:
     total_bytes: int
     handoff_bytes: int
     """Memory of the handoff buffer."""
-    group_bytes: int
-    """Memory of process groups."""
+    planned_group_bytes: int
+    """Memory that is planned for process groups."""
+    count_missing_bytes: Callable[[int], int] = lambda expected_bytes: 0
+    """Tells how much of so much memory, for all but process groups, the device turned out not to have."""
+
+    @property
+    def group_bytes(self) -> int:
+        """Memory of process groups and of what else torch's allocator does not know of: as planned, until it is seen to
+        leave less for the rest."""
+        return self.planned_group_bytes + self.count_missing_bytes(self.total_bytes - self.planned_group_bytes)
 
     @property
     def reserve_bytes(self) -> int:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from tridentserve.device import ComputeDevice
 from tridentserve.device.memory_errors import is_out_of_memory
@@ -99,11 +98,7 @@ class StageExecutor:
     def make_groups(self, groups: Sequence[HotGroup], number: int) -> None:
         """Make groups of the hot set, all of which this worker is in, before there are plans. One that cannot be made
         is tried again when a plan asks for it. `number`: of the making, from 1."""
-
-        def make(*of_group: Any) -> None:
-            self._groups.acquire(*of_group).connect()
-
-        self._make_groups(make, groups, number)
+        self._make_groups(self._groups.acquire, groups, number)
 
     def prepare_groups(self, groups: Sequence[HotGroup], number: int) -> None:
         """The same for those that are not there, in a thread beside that of the plans."""

@@ -36,7 +36,7 @@ from tridentserve.engine.live.worker.device_thread import DeviceThread
 from tridentserve.engine.live.worker.executor import StageExecutor
 from tridentserve.engine.live.worker.plan_runner import PlanRunner
 from tridentserve.errors import ConfigError
-from tridentserve.parallel import GroupCache, connect_store
+from tridentserve.parallel import GroupCache, GroupMemory, connect_store
 from tridentserve.pipelines.compile_cache import open_compile_cache
 from tridentserve.plans import Replica, WorkerId
 from tridentserve.scheduling.estimation.hot_groups import HotGroup
@@ -58,13 +58,25 @@ class WorkerParts:
         self._metrics = WorkerMetrics(worker_id)
         self._order = asyncio.Lock()
         connect = partial(connect_store, config.store_host, config.store_port)
+        self._group_memory = GroupMemory(find_device(device))
         self.groups = GroupCache(
-            connect(), device, capacity=options.max_groups, timeout_s=options.group_timeout_s, connect=connect
+            connect(),
+            device,
+            capacity=options.max_groups,
+            timeout_s=options.group_timeout_s,
+            connect=connect,
+            memory=self._group_memory,
         )
         slab = torch.zeros(options.handoff_bytes, dtype=torch.uint8, device=device)
         self._link = _start_link(config, slab)
         self._peers: dict[WorkerId, RemotePeer] = {}
         self.host_copies = HostCopies(options.host_dir, config.sources, device)
+        self._budget = MemoryBudget(
+            config.spec.memory_bytes,
+            options.handoff_bytes,
+            options.group_bytes,
+            self._group_memory.count_missing_bytes,
+        )
         self.replicas = self._make_replica_store(device)
         self._executor = StageExecutor(worker_id, self.replicas, self.groups, find_device(device))
         self.handoff = HandoffBuffer(worker_id, self._peers, slab, self._link, self._metrics.count_transfer)
@@ -101,11 +113,10 @@ class WorkerParts:
             self.config.shares,
             spec.place,
         )
-        budget = MemoryBudget(spec.memory_bytes, options.handoff_bytes, options.group_bytes)
         return ReplicaStore(
             self.host_copies,
             device,
-            budget,
+            self._budget,
             self.device_thread,
             loader,
             peers,
@@ -153,9 +164,11 @@ class WorkerParts:
             link_name = await self._add_link(ready.address)
             self._peers[worker_id] = RemotePeer(actor, ready.channel, link_name, ready.node_id)
 
-    async def make_groups(self, groups: Sequence[HotGroup], number: int) -> None:
-        """Make the process groups of the hot set, together with the other workers."""
+    async def make_groups(self, groups: Sequence[HotGroup], number: int) -> int:
+        """Make the process groups of the hot set, together with the other workers. Returns the bytes that this worker
+        then reserves for groups beyond those that are planned for them."""
         await self.device_thread(self._executor.make_groups, groups, number)
+        return self._budget.group_bytes - self._budget.planned_group_bytes
 
     def prepare_groups(self, groups: Sequence[HotGroup], number: int) -> None:
         """Make those that are not there, in a thread of their own."""
@@ -189,6 +202,7 @@ class WorkerParts:
             self._metrics.set_handoff_levels(self.handoff)
             self._metrics.set_resident_bytes(self.replicas.resident_bytes)
             self._metrics.set_lora_bytes(self.replicas.loras.num_bytes)
+            self._metrics.set_group_bytes(self._budget.group_bytes, self._group_memory.largest_bytes)
             await asyncio.sleep(GAUGE_PERIOD_S)
 
 

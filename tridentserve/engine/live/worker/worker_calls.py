@@ -39,9 +39,10 @@ class WorkerCalls:
             lambda report: tell("take_report", report),
         )
 
-    async def make_groups(self, groups: Sequence[HotGroup], number: int) -> None:
-        """Make the process groups of the hot set, together with the other workers, before there are plans."""
-        await self._parts.make_groups(groups, number)
+    async def make_groups(self, groups: Sequence[HotGroup], number: int) -> int:
+        """Make the process groups of the hot set, together with the other workers, before there are plans; see
+        `WorkerParts.make_groups`."""
+        return await self._parts.make_groups(groups, number)
 
     def prepare_groups(self, groups: Sequence[HotGroup], number: int) -> None:
         """Make those of the hot set that are not there, beside the plans."""
