@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
@@ -20,9 +21,26 @@ class CollectiveGroup(ABC):
     """The number of members."""
 
     @abstractmethod
+    def start_all_to_all_into(
+        self, received: torch.Tensor, received_sizes: Sequence[int], sent: torch.Tensor, sent_sizes: Sequence[int]
+    ) -> Callable[[], None]:
+        """Begin to send each rank its part of `sent`, and to fill `received` with the parts that the ranks send here.
+        Both are contiguous runs of one part for each rank, of so many numbers each; parts may be empty. Returns the
+        function that waits for it, which must be called before the next collective. Neither tensor may be changed
+        before."""
+
     def start_all_to_all(self, blocks: Sequence[torch.Tensor], shapes: Shapes) -> Callable[[], list[torch.Tensor]]:
         """Begin an `all_to_all`, and return the function that waits for what it returns. It must be called before the
-        next collective."""
+        next collective, and no block may be changed before."""
+        sizes = [math.prod(shape) for shape in shapes]
+        received = blocks[0].new_empty(sum(sizes))
+        wait = self.start_all_to_all_into(received, sizes, _join_blocks(blocks), [block.numel() for block in blocks])
+
+        def finish() -> list[torch.Tensor]:
+            wait()
+            return [part.view(shape) for part, shape in zip(torch.split(received, sizes), shapes, strict=True)]
+
+        return finish
 
     def all_to_all(self, blocks: Sequence[torch.Tensor], shapes: Shapes) -> list[torch.Tensor]:
         """Send `blocks[r]` to each rank r, and return the blocks that the ranks sent here; that of rank r has
@@ -56,15 +74,27 @@ class GroupPart(CollectiveGroup):
         self._whole, self._members = whole, members
         self.rank, self.size = members.index(whole.rank), len(members)
 
-    def start_all_to_all(self, blocks: Sequence[torch.Tensor], shapes: Shapes) -> Callable[[], list[torch.Tensor]]:
-        everyone, nothing = range(self._whole.size), blocks[0].new_empty(0)
-        finish = self._whole.start_all_to_all(
-            [blocks[self._members.index(rank)] if rank in self._members else nothing for rank in everyone],
-            [shapes[self._members.index(rank)] if rank in self._members else (0,) for rank in everyone],
+    def start_all_to_all_into(
+        self, received: torch.Tensor, received_sizes: Sequence[int], sent: torch.Tensor, sent_sizes: Sequence[int]
+    ) -> Callable[[], None]:
+        return self._whole.start_all_to_all_into(
+            received, self._place_sizes(received_sizes), sent, self._place_sizes(sent_sizes)
         )
 
-        def select() -> list[torch.Tensor]:
-            received = finish()
-            return [received[rank] for rank in self._members]
+    def _place_sizes(self, sizes: Sequence[int]) -> list[int]:
+        """The sizes by rank of the whole group."""
+        placed = [0] * self._whole.size
+        for rank, size in zip(self._members, sizes, strict=True):
+            placed[rank] = size
+        return placed
 
-        return select
+
+def _join_blocks(blocks: Sequence[torch.Tensor]) -> torch.Tensor:
+    """One run of all blocks, each of which is copied once. A contiguous block that is alone is not copied."""
+    filled = [block for block in blocks if block.numel()]
+    if len(filled) == 1:
+        return filled[0].reshape(-1)
+    run = blocks[0].new_empty(sum(block.numel() for block in filled))
+    for part, block in zip(torch.split(run, [block.numel() for block in filled]), filled, strict=True):
+        part.view(block.shape).copy_(block)
+    return run

@@ -24,7 +24,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # public names th
 from tridentserve.device import find_device
 from tridentserve.device.backends import LOOPBACK, make_gloo
 from tridentserve.errors import GroupError
-from tridentserve.parallel.collectives import CollectiveGroup, Shapes
+from tridentserve.parallel.collectives import CollectiveGroup
 
 MakeBackend = Callable[[Any, int, int, float], tuple[Any, Any]]
 
@@ -81,17 +81,17 @@ class SequenceGroup(CollectiveGroup):
         self.size = process_group.size()
         self.failed = False
 
-    def start_all_to_all(self, blocks: Sequence[torch.Tensor], shapes: Shapes) -> Callable[[], list[torch.Tensor]]:
-        sent = torch.cat([block.reshape(-1) for block in blocks])
-        sizes = [torch.Size(shape).numel() for shape in shapes]
-        received = sent.new_empty(sum(sizes))
+    def start_all_to_all_into(
+        self, received: torch.Tensor, received_sizes: Sequence[int], sent: torch.Tensor, sent_sizes: Sequence[int]
+    ) -> Callable[[], None]:
         with self._guard_collective("all_to_all"):
-            work = self._get_members().alltoall_base(received, sent, sizes, [block.numel() for block in blocks])
+            work = self._get_members().alltoall_base(
+                received.view(-1), sent.view(-1), list(received_sizes), list(sent_sizes)
+            )
 
-        def finish() -> list[torch.Tensor]:
+        def finish() -> None:
             with self._guard_collective("all_to_all"):
                 work.wait()
-            return [part.view(shape) for part, shape in zip(torch.split(received, sizes), shapes, strict=True)]
 
         return finish
 

@@ -10,17 +10,22 @@ its own tokens, and the keys and values of the others come to it around a ring (
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, Literal
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
-from torch.overrides import TorchFunctionMode
 
 from tridentserve.errors import ConfigError
 from tridentserve.parallel.collectives import CollectiveGroup, GroupPart
+from tridentserve.parallel.head_exchange import HeadExchange, join_text, split_text
 from tridentserve.parallel.ring import SoftmaxSum, attend, pass_around
+
+AttentionKind = Literal["text first", "text last", "read image"]
+"""Attention of all tokens to all, in which text stands before the image tokens or behind them, or attention from tokens
+that every rank has to the image tokens."""
 
 # The arguments of scaled_dot_product_attention that a ring knows.
 _RING_KEYWORDS = frozenset({"attn_mask", "scale"})
@@ -66,6 +71,12 @@ class TokenSharding:
         batch, _, channels = shard.shape
         return torch.cat(self.group.all_gather(shard, [(batch, size, channels) for size in self.sizes]), dim=1)
 
+    def choose_attention(self, kind: AttentionKind) -> Callable[..., torch.Tensor]:
+        """The function that computes it, called with SDPA and the arguments of SDPA."""
+        if kind == "read image":
+            return self.read_image
+        return functools.partial(self.compute_attention, text_first=kind == "text first")
+
     def compute_attention(
         self,
         sdpa: Callable[..., torch.Tensor],
@@ -81,24 +92,17 @@ class TokenSharding:
 
         The text, if any, stands before or behind the image tokens.
         """
-        batch, heads, length, channels = query.shape
-        members = self._find_peers(heads)
+        members = self._find_peers(query.shape[1])
         peers = GroupPart(self.group, members) if len(members) < self.group.size else self.group
-        sizes, share = [self.sizes[rank] for rank in members], heads // peers.size
-        text, image = split_text(torch.stack([query, key, value]), length - sizes[peers.rank], text_first)
-        received = peers.all_to_all(
-            image.chunk(peers.size, dim=2), [(3, batch, share, size, channels) for size in sizes]
-        )
-        text, image = text.chunk(peers.size, dim=2)[peers.rank], torch.cat(received, dim=3)
-
+        sizes = [self.sizes[rank] for rank in members]
+        text = query.shape[2] - sizes[peers.rank]
+        exchange = HeadExchange(peers, sizes, text, text_first)
+        whole = exchange.collect_tokens([query, key, value])
         if peers is self.group:
-            output = self._attend_at_once(sdpa, text, image, text_first, kwargs)
+            output = self._attend_at_once(sdpa, whole, text, text_first, kwargs)
         else:
-            output = self._attend_in_ring(peers.size, text, image, text_first, kwargs)
-
-        text, image = split_text(output, length - sizes[peers.rank], text_first)
-        blocks = [join_text(text, shard, text_first) for shard in torch.split(image, sizes, dim=2)]
-        return torch.cat(peers.all_to_all(blocks, [(batch, share, length, channels)] * peers.size), dim=1)
+            output = self._attend_in_ring(peers.size, whole, text, text_first, kwargs)
+        return exchange.collect_heads(output)
 
     def read_image(
         self,
@@ -132,47 +136,45 @@ class TokenSharding:
     def _attend_at_once(
         self,
         sdpa: Callable[..., torch.Tensor],
-        text: torch.Tensor,
-        image: torch.Tensor,
+        whole: torch.Tensor,
+        text: int,
         text_first: bool,
         kwargs: dict[str, Any],
     ) -> torch.Tensor:
-        """Attention of all tokens to all tokens, for this rank's heads. `text` and `image`: queries, keys and values,
-        (3, batch, heads, tokens, channels)."""
+        """Attention of all tokens to all tokens, for this rank's heads. `whole`: queries, keys and values, (3, batch,
+        heads, tokens + text, channels), with so many text tokens."""
         if kwargs.get("attn_mask") is not None:
             tokens = sum(self.sizes)
             mask = kwargs["attn_mask"]
-            self._check_mask(mask, text.shape[-2], text_first)
-            mask = _expand_mask(mask, text.shape[-2], text_first, tokens, tokens)
-            kwargs = {**kwargs, "attn_mask": mask}
-        return sdpa(*join_text(text, image, text_first).unbind(0), **kwargs)
+            self._check_mask(mask, text, text_first)
+            kwargs = {**kwargs, "attn_mask": _expand_mask(mask, text, text_first, tokens, tokens)}
+        return sdpa(*whole.unbind(0), **kwargs)
 
     def _attend_in_ring(
-        self, width: int, text: torch.Tensor, image: torch.Tensor, text_first: bool, kwargs: dict[str, Any]
+        self, width: int, whole: torch.Tensor, text: int, text_first: bool, kwargs: dict[str, Any]
     ) -> torch.Tensor:
         """Attention of the tokens of `width` neighbours to all tokens, for this rank's heads, as `_attend_at_once` has
         it."""
         _check_keywords(kwargs, self.group.size)
-        count = text.shape[-2]
         members = GroupPart(self.group, range(self.group.rank % width, self.group.size, width))
         sizes = [sum(self.sizes[start : start + width]) for start in range(0, self.group.size, width)]
         if kwargs.get("attn_mask") is not None:
-            self._check_mask(kwargs["attn_mask"], count, text_first)
-        query, result = join_text(text[0], image[0], text_first), SoftmaxSum()
+            self._check_mask(kwargs["attn_mask"], text, text_first)
+        _, image = split_text(whole, text, text_first)
+        result = SoftmaxSum()
 
         def add(owner: int, parts: torch.Tensor) -> None:
             """Every rank has the text, and sees its own."""
-            keys_text = text[1:] if owner == members.rank else text[1:, ..., :0, :]
             mask = kwargs.get("attn_mask")
             if mask is not None:
-                mask = _expand_mask(mask, count, text_first, sizes[members.rank], sizes[owner])
-                mask = mask if owner == members.rank else split_text(mask.transpose(-1, -2), count, text_first)[1].mT
-            keys, values = join_text(keys_text, parts, text_first)
-            result.add(*attend(query, keys, values, mask, kwargs.get("scale")))
+                mask = _expand_mask(mask, text, text_first, sizes[members.rank], sizes[owner])
+                mask = mask if owner == members.rank else split_text(mask.transpose(-1, -2), text, text_first)[1].mT
+            keys, values = whole[1:] if owner == members.rank else parts
+            result.add(*attend(whole[0], keys, values, mask, kwargs.get("scale")))
 
         shapes = [(*image.shape[1:-2], size, image.shape[-1]) for size in sizes]
         pass_around(members, image[1:], [(2, *shape) for shape in shapes], add)
-        return result.finish(query.dtype)
+        return result.finish(whole.dtype)
 
     def _check_mask(self, mask: torch.Tensor, text: int, text_first: bool) -> None:
         """Raise `ConfigError` where a mask of queries and keys tells image tokens apart. All layers of a model have the
@@ -217,42 +219,5 @@ def _expand_rows(rows: torch.Tensor, text: int, text_first: bool, count: int) ->
     return join_text(of_text, everyone, text_first)
 
 
-def split_text(tokens: torch.Tensor, text: int, text_first: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Split (..., tokens, channels) into its text tokens and its image tokens."""
-    start = 0 if text_first else tokens.shape[-2] - text
-    image = tokens.narrow(-2, text, tokens.shape[-2] - text) if text_first else tokens.narrow(-2, 0, start)
-    return tokens.narrow(-2, start, text), image
-
-
-def join_text(text: torch.Tensor, image: torch.Tensor, text_first: bool) -> torch.Tensor:
-    """Join what `split_text` has split."""
-    return torch.cat([text, image] if text_first else [image, text], dim=-2)
-
-
-class RedirectedAttention(TorchFunctionMode):
-    """Inside this context calls of SDPA go to another function. The attention processors of all families end in
-    SDPA."""
-
-    def __init__(self, compute: Callable[..., torch.Tensor]) -> None:
-        """`compute` gets SDPA itself, and then the arguments of the call."""
-        super().__init__()
-        self._compute = compute
-        self._calls = 0
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is not scaled_dot_product_attention:
-            return func(*args, **kwargs)
-        self._calls += 1
-        return self._compute(func, *args, **kwargs)
-
-    def check_calls(self, expected: int, purpose: str) -> None:
-        """Raise `ConfigError` unless the attention has called SDPA as often as expected. Otherwise it has attended to
-        something else."""
-        if self._calls != expected:
-            raise ConfigError(
-                f"an attention called scaled_dot_product_attention {self._calls} times, not "
-                f"{'once' if expected == 1 else f'{expected} times'}; {purpose} use the native attention backend"
-            )
+CURRENT_SHARDING: ContextVar[TokenSharding | None] = ContextVar("sequence_parallel", default=None)
+"""The sharding of the current `tridentserve.parallel.sequence_parallel`; None at degree 1."""

@@ -9,19 +9,20 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import torch
 
+from tridentserve.parallel.attention_calls import (
+    RedirectedAttention,
+    choose_attention,
+    choose_compiled_attention,
+)
 from tridentserve.parallel.collectives import CollectiveGroup
-from tridentserve.parallel.token_sharding import RedirectedAttention, TokenSharding
+from tridentserve.parallel.token_sharding import CURRENT_SHARDING, AttentionKind, TokenSharding
 
-# Chooses the function of a sharding that computes the attention of a module.
-_AttentionChoice = Callable[[TokenSharding], Callable[..., torch.Tensor]]
-_ACTIVE: ContextVar[TokenSharding | None] = ContextVar("sequence_parallel", default=None)
-# Stands for `_ACTIVE` in compiled code, since torch.compile cannot read context variables. Each value has a version of
-# the code.
+# Stands for `CURRENT_SHARDING` in compiled code, since torch.compile cannot read context variables. Each value has a
+# version of the code.
 _compiled_in_group = False
 
 
@@ -33,21 +34,21 @@ def sequence_parallel(group: CollectiveGroup | None) -> Iterator[None]:
     The forward pass raises `ConfigError` before any collective when the group cannot share the tokens, and `GroupError`
     when a member is lost.
     """
-    token = _ACTIVE.set(TokenSharding(group) if group is not None and group.size > 1 else None)
+    token = CURRENT_SHARDING.set(TokenSharding(group) if group is not None and group.size > 1 else None)
     try:
         yield
     finally:
-        _ACTIVE.reset(token)
+        CURRENT_SHARDING.reset(token)
 
 
 def get_current_sharding() -> TokenSharding | None:
     """The sharing of image tokens in the current `sequence_parallel` context, or None at degree 1."""
-    return _ACTIVE.get()
+    return CURRENT_SHARDING.get()
 
 
 def get_current_group() -> CollectiveGroup | None:
     """The group of the current `sequence_parallel` context, or None at degree 1."""
-    active = _ACTIVE.get()
+    active = CURRENT_SHARDING.get()
     return active.group if active else None
 
 
@@ -112,24 +113,23 @@ def install_blocks(
     for attention in attentions:
         attention.forward = _shard_forward(attention.forward, _see_all(text_first), call_per_sample)
     for attention in readers:
-        attention.forward = _shard_forward(attention.forward, lambda active: active.read_image)
+        attention.forward = _shard_forward(attention.forward, "read image")
 
 
 def share(table: torch.Tensor, dim: int = 0) -> torch.Tensor:
     """Select this rank's rows of a table with one row per image token along `dim`, or all of them outside a group."""
-    active = _ACTIVE.get()
+    active = CURRENT_SHARDING.get()
     return active.share(table, dim) if active else table
 
 
 def note_group_for_compiled_code() -> None:
-    """Prepare for a call of compiled code that holds hooked attentions: inside a group they run uncompiled, outside
-    they are compiled with the rest."""
+    """Prepare for a call of compiled code that holds hooked attentions: inside a group they are one operator each."""
     global _compiled_in_group
-    _compiled_in_group = _ACTIVE.get() is not None
+    _compiled_in_group = CURRENT_SHARDING.get() is not None
 
 
 def _shard_input(module: torch.nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-    active = _ACTIVE.get()
+    active = CURRENT_SHARDING.get()
     if active is None:
         return None
     if args:
@@ -142,58 +142,52 @@ def _share_positions(dim: int, module: torch.nn.Module, args: Any, output: Any) 
 
 
 def _shard_tokens(module: torch.nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor | None:
-    active = _ACTIVE.get()
+    active = CURRENT_SHARDING.get()
     return active.shard(output) if active else None
 
 
 def _shard_positions(module: torch.nn.Module, args: Any, output: Any) -> Any:
-    active = _ACTIVE.get()
+    active = CURRENT_SHARDING.get()
     return tuple(active.shard_positions(table) for table in output) if active else None
 
 
 def _shard_image_positions(module: torch.nn.Module, args: Any, output: Any) -> Any:
-    active = _ACTIVE.get()
+    active = CURRENT_SHARDING.get()
     return (active.share(output[0], dim=0), *output[1:]) if active else None
 
 
 def _shard_rotary(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-    active, tables = _ACTIVE.get(), kwargs.get("image_rotary_emb")
+    active, tables = CURRENT_SHARDING.get(), kwargs.get("image_rotary_emb")
     if active is None or tables is None:
         return None
     return args, kwargs | {"image_rotary_emb": tuple(active.shard_positions(table) for table in tables)}
 
 
 def _gather_tokens(text_first: bool, module: torch.nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor | None:
-    active = _ACTIVE.get()
+    active = CURRENT_SHARDING.get()
     return active.gather(active.select_image(output, text_first)) if active else None
 
 
-def _see_all(text_first: bool) -> _AttentionChoice:
-    """Choose the attention of all tokens to all tokens."""
-    return lambda active: functools.partial(active.compute_attention, text_first=text_first)
+def _see_all(text_first: bool) -> AttentionKind:
+    return "text first" if text_first else "text last"
 
 
-def _shard_forward(
-    stock: Callable[..., Any], choose: _AttentionChoice, call_per_sample: bool = False
-) -> Callable[..., Any]:
+def _shard_forward(stock: Callable[..., Any], kind: AttentionKind, call_per_sample: bool = False) -> Callable[..., Any]:
     """Wrap the stock forward of an attention so that in a group its calls of SDPA, one or one per sample, are
     shared."""
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def uncompiled(*args: Any, **kwargs: Any) -> Any:
-        active = _ACTIVE.get()
-        if active is None:
+    @functools.wraps(stock)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            compute = choose_compiled_attention(kind) if _compiled_in_group else None
+        else:
+            compute = choose_attention(kind)
+        if compute is None:
             return stock(*args, **kwargs)
-        with RedirectedAttention(choose(active)) as redirect:
+        with RedirectedAttention(compute) as redirect:
             result = stock(*args, **kwargs)
         expected = len((args or (kwargs["hidden_states"],))[0]) if call_per_sample else 1
         redirect.check_calls(expected, "under sequence parallelism")
         return result
-
-    @functools.wraps(stock)
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() and not _compiled_in_group:
-            return stock(*args, **kwargs)
-        return uncompiled(*args, **kwargs)
 
     return forward

@@ -21,7 +21,7 @@ import torch
 from diffusers.hooks._helpers import TransformerBlockMetadata, TransformerBlockRegistry
 from diffusers.models.transformers.transformer_hunyuan_video15 import HunyuanVideo15TransformerBlock
 
-from tridentserve.parallel.token_sharding import join_text, split_text
+from tridentserve.parallel.head_exchange import join_text, split_text
 from tridentserve.parallel.ulysses import get_current_sharding
 
 # The blocks of the other families are known to diffusers.

@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from tridentserve.parallel.token_sharding import RedirectedAttention
+from tridentserve.parallel.attention_calls import RedirectedAttention
 from tridentserve.pipelines import DenoisingState
 from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
 from tridentserve.pipelines.adapters.packed_sequence import NoiseCall, unpack_patches

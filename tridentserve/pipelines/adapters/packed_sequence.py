@@ -20,7 +20,8 @@ from typing import Any, Literal
 import torch
 
 from tridentserve.errors import ConfigError
-from tridentserve.parallel.token_sharding import RedirectedAttention, join_text, split_text
+from tridentserve.parallel.attention_calls import RedirectedAttention
+from tridentserve.parallel.head_exchange import join_text, split_text
 from tridentserve.pipelines.base import Tensors
 
 # The tokens that a module gets: of the images, of the texts, or of both, one after the other.
