@@ -218,11 +218,14 @@ def load_stock(folder: Path, formats: Mapping[str, NumberFormat]) -> Any:
 
 
 def _quantize(model: Any) -> None:
-    """As diffusers does it with a `TorchAoConfig`: all linear layers but those that the model keeps in float32. A
-    pool of Hunyuan-DiT is left out by hand (`modules_to_not_convert`), as the stock code fails with it."""
+    """As the libraries do it with a `TorchAoConfig`. diffusers: all linear layers but those that the model keeps in
+    float32. A pool of Hunyuan-DiT is left out by hand (`modules_to_not_convert`), as the stock code fails with it.
+    transformers: all but the head, and a projection behind the rest."""
     from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
-    kept = [f"{name}." for name in ("time_extra_emb.pooler", *(model._keep_in_fp32_modules or ()))]
+    is_diffusers = isinstance(model, diffusers.ModelMixin)
+    of_diffusers = ("time_extra_emb.pooler", *(model._keep_in_fp32_modules or ()))
+    kept = [f"{name}." for name in (of_diffusers if is_diffusers else ("lm_head", "text_projection"))]
 
     def is_quantized(module: torch.nn.Module, path: str) -> bool:
         return isinstance(module, torch.nn.Linear) and not any(name in f"{path}." for name in kept)
