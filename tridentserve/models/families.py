@@ -298,7 +298,11 @@ FAMILIES: dict[str, Family] = {
             size_multiple=32,
             default_steps=30,
             default_guidance_scale=3.0,
-            components=_list_components("text_encoder", "tokenizer", "connectors", sound=("audio_vae", "vocoder")),
+            components=_list_components(
+                "text_encoder", "tokenizer", "connectors", "vae", sound=("audio_vae", "vocoder")
+            ),
+            max_images=1,
+            min_image_side=2,
             frame_multiple=8,
             default_shape=Shape(512, 768, 121),
             default_fps=24,

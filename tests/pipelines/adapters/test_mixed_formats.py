@@ -14,7 +14,9 @@ import torch
 from tests.pipelines.models import (
     ALL,
     PUBLISHED,
+    WITH_ONE_IMAGE,
     call_stock,
+    choose_stock,
     families,
     formats_of,
     load_stock,
@@ -53,7 +55,7 @@ def generate_by_stock(folder: Path, inputs: GenerationInputs, formats: Mapping[s
     """The same by the stock pipeline. Where it fails with components of different formats, its caller casts between
     them by what the pipeline is open to: its methods and its callback."""
     family = read_family(folder).name
-    pipe = load_stock(folder, formats)
+    pipe = choose_stock(load_stock(folder, formats), inputs)
     denoiser = pipe.unet if family == "sdxl" else pipe.transformer
     if family == "ltx2":
         _cast_connected_texts(pipe)
@@ -128,7 +130,7 @@ def check(folder: Path, inputs: GenerationInputs, formats: Mapping[str, NumberFo
     assert np.array_equal(pixels, images)
 
 
-@pytest.mark.parametrize("variant", families(*ALL))
+@pytest.mark.parametrize("variant", families(*ALL, *WITH_ONE_IMAGE))
 def test_a_vae_in_float32_beside_the_others_in_bfloat16(model: Model, variant: str) -> None:
     folder = model(variant)
     formats = formats_of(folder, {"E": "bfloat16", "D": "bfloat16", "C": "float32"})
