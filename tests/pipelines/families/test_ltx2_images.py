@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 
 from tests.pipelines.families.test_ltx2 import assert_same_sound
 from tests.pipelines.models import decode, final_latents, load_stage, make_image, make_inputs, start, stock_result
+from tests.pipelines.variants import edit_json
 from tridentserve.errors import InvalidRequestError
 from tridentserve.pipelines import DenoisingState
 from tridentserve.stages import Stage
@@ -87,6 +89,14 @@ def test_only_encode_needs_the_image(model: Model) -> None:
     assert {name: tensor.shape for name, tensor in larger.items()} == {
         name: tensor.shape for name, tensor in condition.items()
     }
+
+
+def test_a_folder_of_the_other_pipeline_is_the_same_model(model: Model, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(model(VARIANT), tmp_path / "other"))
+    edit_json(folder / "model_index.json", _class_name="LTX2ImageToVideoPipeline")
+    for image in (make_image(), None):
+        inputs = make_inputs(32, 48, steps=2, variant=VARIANT, image=image)
+        assert torch.equal(final_latents(folder, inputs), final_latents(model(VARIANT), inputs))
 
 
 def test_an_image_that_no_video_can_be_made_of_is_refused(model: Model) -> None:
