@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 
 from deployments.assembly.options import make_service_options
 from deployments.assembly.planning import list_expected_load, list_service_workers
@@ -17,7 +16,8 @@ from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import ConfigError
 from tridentserve.models.cache import tiny_folder
 from tridentserve.models.layers import read_layer_sizes
-from tridentserve.models.model_folder import MODEL_INDEX
+from tridentserve.models.model_folder import MODEL_INDEX, read_family
+from tridentserve.models.number_formats import find_formats
 from tridentserve.plans import Replica
 from tridentserve.stages import Stage
 from tridentserve.weights_share import WHOLE, LayerSizes, WeightsShare
@@ -38,7 +38,7 @@ def share_service_stages(args: AppArgs, times: CostModel, workers: Sequence[Work
 
     Model folders say of which layers a stage consists. Where there is none yet, layers of one size are assumed. Raises
     `ProfileError` for an expected size that is not profiled, and `ConfigError` for `weights` that cannot be."""
-    layers = {model.name: _read_layers(model, args.cache_dir) for model in args.models}
+    layers = {model.name: _read_layers(model, args) for model in args.models}
     allowed = {
         Replica(model.name, stage): _allow_shares(args, model, stage, layers[model.name].get(stage))
         for model in args.models
@@ -97,9 +97,9 @@ def _allow_shares(args: AppArgs, model: ModelArgs, stage: Stage, layers: LayerSi
     )
 
 
-def _read_layers(model: ModelArgs, cache_dir: Path) -> dict[Stage, LayerSizes]:
-    folder = model.folder if model.tiny is None else tiny_folder(model.tiny, cache_dir)
+def _read_layers(model: ModelArgs, args: AppArgs) -> dict[Stage, LayerSizes]:
+    folder = model.folder if model.tiny is None else tiny_folder(model.tiny, args.cache_dir)
     if folder is not None and (folder / MODEL_INDEX).is_file():
-        return read_layer_sizes(folder)
+        return read_layer_sizes(folder, find_formats(read_family(folder), model.formats, args.cluster.device))
     # A tiny model may consist of little but embeddings: it is whole unless something else is asked for.
     return {} if model.tiny is not None and model.weights == "auto" else dict.fromkeys(Stage, _UNKNOWN)

@@ -142,9 +142,9 @@ class ModelArgs(Args):
     dtype: Annotated[Any, PlainValidator(_check_formats, json_schema_input_type=_Formats)] = Field(
         default=None,
         description="Number format of the loaded weights, for all stages or by stage: `{E: bfloat16, D: bfloat16, "
-        "C: float32}`, where C's is that of the VAE, also in E, and D's may be `int8` "
-        "([models.md](models.md#d-in-int8)). Stages without one have float32 on a CPU, and on a GPU what the model's "
-        "family was published with ([models.md](models.md#number-formats)).",
+        "C: float32}`, where C's is that of the VAE, also in E, and those of E and D may be `int8` "
+        "([models.md](models.md#e-and-d-in-int8)). Stages without one have float32 on a CPU, and on a GPU what the "
+        "model's family was published with ([models.md](models.md#number-formats)).",
     )
     weights: Literal["auto", "whole", "divided", "streamed"] = Field(
         default="auto",

@@ -37,7 +37,9 @@ def choose_model(
         raise make_unknown_model_error(fitting)
     if name is not None:
         return fitting[name]
-    return next((model for model in fitting.values() if model.takes_image == from_image), next(iter(fitting.values())))
+    alike = (model for model in fitting.values() if model.takes_image == from_image)
+    open_to_both = (model for model in fitting.values() if not model.needs_image)
+    return next(alike, next(open_to_both, next(iter(fitting.values()))))
 
 
 def drop_default_name(name: str | None, models: Mapping[str, ServedModel]) -> str | None:

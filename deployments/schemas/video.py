@@ -87,7 +87,11 @@ def build_video_request(
     """
     model = choose_model(request.model, models, videos=True, from_image=request.input_reference is not None)
     has_image = request.input_reference is not None
-    others = [name for name, other in models.items() if other.makes_videos and other.takes_image == has_image]
+    others = [
+        name
+        for name, other in models.items()
+        if other.makes_videos and (other.takes_image if has_image else not other.needs_image)
+    ]
     check_image_count(model.family, int(has_image), model.max_images, _IMAGE_FIELD, others)
     check_limits(request, model)
     fps = request.fps or float(model.default_fps)

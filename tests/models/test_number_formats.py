@@ -8,8 +8,9 @@ import diffusers
 import pytest
 import torch
 
-from tridentserve.errors import ConfigError
+from tridentserve.errors import ConfigError, ModelFolderError
 from tridentserve.models.families import FAMILIES
+from tridentserve.models.family import Family
 from tridentserve.models.number_formats import (
     ELEMENT_BYTES,
     NUMBER_FORMATS,
@@ -17,6 +18,7 @@ from tridentserve.models.number_formats import (
     describe_formats,
     find_formats,
 )
+from tridentserve.stages import Stage
 
 MIXED = {"E": "bfloat16", "D": "bfloat16", "C": "float32"}
 
@@ -56,11 +58,31 @@ def test_the_default_on_a_gpu_is_the_published_recipe(family: str, described: st
 
 
 @pytest.mark.parametrize(
-    ("device", "described"), [("cpu", "float32 (int8 transformer)"), ("cuda", "float16 (int8 transformer)")]
+    ("asked", "device", "described"),
+    [
+        ("D", "cpu", "float32 (int8 transformer)"),
+        ("D", "cuda", "float16 (int8 transformer)"),
+        ("E", "cpu", "int8 (float32 transformer vae)"),
+        ("ED", "cuda", "int8 (float16 vae)"),
+    ],
 )
-def test_d_alone_may_be_int8(device: str, described: str) -> None:
-    formats = find_formats(FAMILIES["hunyuan_video"], NumberFormats.parse({"D": "int8"}), device)
+def test_e_and_d_may_be_int8(asked: str, device: str, described: str) -> None:
+    formats = find_formats(FAMILIES["hunyuan_video"], NumberFormats.parse(dict.fromkeys(asked, "int8")), device)
     assert describe_formats(formats) == described
+
+
+@pytest.mark.parametrize(("family", "component"), [("wan_i2v", "image_encoder"), ("ltx2", "connectors")])
+def test_what_e_has_beside_int8_text_encoders_computes_in_the_same_format(family: str, component: str) -> None:
+    formats = find_formats(FAMILIES[family], NumberFormats.parse({"E": "int8"}), "cpu")
+    assert (formats["text_encoder"], formats[component]) == ("int8", "bfloat16")
+
+
+def test_a_model_that_is_served_whole_has_no_e_to_be_int8() -> None:
+    family = Family("whole", "LTXPipeline", 32, 50, 3.0, {Stage.DIFFUSE: ("text_encoder", "transformer")}, whole=True)
+    with pytest.raises(ModelFolderError, match=r"^a LTXPipeline is served whole, .* {D: int8} makes both int8"):
+        find_formats(family, NumberFormats.parse({"E": "int8"}), "cpu")
+    formats = find_formats(family, NumberFormats.parse({"D": "int8"}), "cpu")
+    assert formats == {"text_encoder": "int8", "transformer": "int8"}
 
 
 def test_stages_that_are_left_out_have_the_default() -> None:
@@ -77,14 +99,14 @@ def test_stages_that_are_left_out_have_the_default() -> None:
             "half",
             "'half' is no number format; use float32, bfloat16 or float16, for all stages or each of them",
         ),
-        ("half", "or int8 for D$"),
+        ("half", "or int8 for E and D$"),
         ({"E": None}, "None is no number format; use float32"),
         ({"vae": "float32"}, "'vae' is no stage; use E, D or C"),
         (16, "16 is no number format"),
         (["float32"], r"\['float32'\] is no number format"),
         (
             "int8",
-            "E and C cannot be int8, which is for D alone: write {D: int8}, and for the others float32, ",
+            "^C cannot be int8, which is for E and D: write {E: int8, D: int8}, or one of them, and for the others fl",
         ),
         ({"D": "int8", "C": "int8"}, "^C cannot be int8"),
     ],

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from safetensors.torch import load_file
 
-from tests.pipelines.variants import CHANGES, keep
+from tests.pipelines.variants import CHANGES, keep, keep_for_one
 from tridentserve.models.families import FAMILIES
 from tridentserve.models.family import Family
 from tridentserve.models.input_image import open_input_image, open_input_images, open_mask
@@ -102,6 +102,8 @@ def model_folder(variant: str, cache_dir: Path) -> Path:
 _APART = ("sd3-stochastic", "wan-2.2-ti2v", "wan_i2v-2.2-ti2v", "cogvideox_i2v-learned")
 # Their requests have several input images.
 WITH_IMAGES = tuple(variant for variant, change in CHANGES.items() if change is keep)
+# Theirs have one, which is optional.
+WITH_ONE_IMAGE = tuple(variant for variant, change in CHANGES.items() if change is keep_for_one)
 VARIANTS = (*ALL, *(variant for variant in CHANGES if variant not in _APART))
 
 
@@ -120,6 +122,8 @@ def make_inputs(
         changes.setdefault("mask", make_mask())
     if variant in WITH_IMAGES:
         changes = {"image": make_image(0, 70, 100), "more_images": (make_image(1, 120, 66),)} | changes
+    if variant in WITH_ONE_IMAGE:
+        changes.setdefault("image", make_image())
     arguments: dict[str, Any] = {
         "prompt": "a lighthouse in a storm",
         "negative_prompt": "fog",
@@ -218,11 +222,14 @@ def load_stock(folder: Path, formats: Mapping[str, NumberFormat]) -> Any:
 
 
 def _quantize(model: Any) -> None:
-    """As diffusers does it with a `TorchAoConfig`: all linear layers but those that the model keeps in float32. A
-    pool of Hunyuan-DiT is left out by hand (`modules_to_not_convert`), as the stock code fails with it."""
+    """As the libraries do it with a `TorchAoConfig`. diffusers: all linear layers but those that the model keeps in
+    float32. A pool of Hunyuan-DiT is left out by hand (`modules_to_not_convert`), as the stock code fails with it.
+    transformers: all but the head, and a projection behind the rest."""
     from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
-    kept = [f"{name}." for name in ("time_extra_emb.pooler", *(model._keep_in_fp32_modules or ()))]
+    is_diffusers = isinstance(model, diffusers.ModelMixin)
+    of_diffusers = ("time_extra_emb.pooler", *(model._keep_in_fp32_modules or ()))
+    kept = [f"{name}." for name in (of_diffusers if is_diffusers else ("lm_head", "text_projection"))]
 
     def is_quantized(module: torch.nn.Module, path: str) -> bool:
         return isinstance(module, torch.nn.Linear) and not any(name in f"{path}." for name in kept)
@@ -251,8 +258,18 @@ def stock_result(
     return call_stock(stock_pipeline(folder, formats), folder, inputs, output_type)
 
 
+def choose_stock(pipe: Any, inputs: GenerationInputs) -> Any:
+    """The stock pipeline for a request, where it is another one for requests with an input image."""
+    if inputs.image is None or not isinstance(pipe, diffusers.LTX2Pipeline):
+        return pipe
+    other = diffusers.LTX2ImageToVideoPipeline(**pipe.components)
+    other.set_progress_bar_config(disable=True)
+    return other
+
+
 def call_stock(pipe: Any, folder: Path, inputs: GenerationInputs, output_type: str, **arguments: Any) -> Any:
     """The result of this stock pipeline of a model folder for a request; `arguments` are added to the call."""
+    pipe = choose_stock(pipe, inputs)
     if output_type == "latent" and detect_family(folder).name in ("flux2_klein", "ltx2"):
         return _last_latents(pipe, folder, inputs)
     result = _call_stock(pipe, folder, inputs, output_type=output_type, **arguments)

@@ -1,11 +1,11 @@
-"""Denoising models with int8 weights: which layers have them, their bytes, LoRAs, compilation, and random weights."""
+"""Models with int8 weights: which layers have them, their bytes, LoRAs, compilation, and random weights."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import diffusers
 import pytest
@@ -15,10 +15,11 @@ import transformers
 from profiler.measure.random_weights import count_weights_bytes, make_random_adapter
 from tests.pipelines.compiling.test_kernels import traced
 from tests.pipelines.loras import random_lora, save_lora, uses
-from tests.pipelines.models import formats_of, make_inputs
+from tests.pipelines.models import ALL, families, formats_of, make_inputs
 from tridentserve.models.kernels import Kernels
 from tridentserve.models.model_folder import stage_weights_bytes
 from tridentserve.pipelines import PipelineAdapter, kernels, load_adapter
+from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
 from tridentserve.pipelines.int8_weights import is_part
 from tridentserve.pipelines.weights import attach, detach, named_tensors
 from tridentserve.stages import Stage
@@ -42,6 +43,10 @@ def measure_change(given: torch.Tensor, expected: torch.Tensor) -> float:
     return float((given - expected).norm() / expected.norm())
 
 
+def take_apart(tensor: Any) -> list[torch.Tensor]:
+    return [tensor.qdata, tensor.scale] if hasattr(tensor, "qdata") else [tensor]
+
+
 def test_the_libraries_do_not_see_torchao() -> None:
     """They would import it in every process, with warnings."""
     assert not diffusers.utils.is_torchao_available()
@@ -55,6 +60,44 @@ def test_linear_layers_have_int8_weights_but_those_that_are_kept_in_float32(mode
     assert weights["transformer.proj_out.weight.qdata"] == torch.int8
     assert weights["transformer.blocks.0.attn1.norm_q.weight"] == torch.bfloat16
     assert weights["transformer.condition_embedder.time_embedder.linear_1.weight"] == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("variant", "component"),
+    [
+        ("sd3", "text_encoder"),
+        ("sd3", "text_encoder_3"),
+        *((variant, "text_encoder") for variant in ("hunyuan_dit", "qwen_image", "hunyuan_video", "ltx2", "flux2")),
+    ],
+)
+def test_text_encoders_are_as_transformers_quantizes_them(
+    model: Model, variant: str, component: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its `TorchAoConfig`, as its documentation has it."""
+    from torchao.quantization import Int8WeightOnlyConfig
+
+    for module in ("utils.quantization_config", "quantizers.quantizer_torchao"):
+        monkeypatch.setattr(f"transformers.{module}.is_torchao_available", lambda: True)
+    adapter = load_adapter(model(variant), ENCODE, formats=formats_of(model(variant), {"E": "int8"}))
+    given: Any = getattr(cast(DiffusersAdapter, adapter).pipe, component)
+    config = transformers.TorchAoConfig(Int8WeightOnlyConfig(set_inductor_config=False))
+    folder = str(model(variant) / component)
+    expected = type(given).from_pretrained(folder, dtype=torch.bfloat16, quantization_config=config).state_dict()
+    assert given.state_dict().keys() == expected.keys()
+    for name, tensor in given.state_dict().items():
+        assert type(tensor) is type(expected[name]), name
+        assert all(map(torch.equal, take_apart(tensor), take_apart(expected[name]))), name
+
+
+@pytest.mark.parametrize("variant", families(*ALL))
+def test_the_bytes_of_e_are_known_before_it_is_loaded(model: Model, variant: str) -> None:
+    """But for tables of positions, which are in no file."""
+    folder = model(variant)
+    formats = formats_of(folder, {"E": "int8"})
+    held = named_tensors(load_adapter(folder, ENCODE, formats=formats))
+    held_bytes = sum({tensor.data_ptr(): tensor.nbytes for tensor in held.values()}.values())
+    assert count_weights_bytes(folder, formats)[Stage.ENCODE] == pytest.approx(held_bytes, abs=100)
+    assert stage_weights_bytes(folder, formats)[Stage.ENCODE] == pytest.approx(held_bytes, abs=1300)
 
 
 def test_their_bytes_are_known_before_they_are_loaded(model: Model) -> None:
@@ -76,6 +119,18 @@ def test_random_weights_have_the_same_form(model: Model) -> None:
     latents = denoise(adapter, folder)
     assert torch.isfinite(latents).all()
     assert latents.std() > 0.1
+
+
+def test_random_weights_of_text_encoders(model: Model) -> None:
+    folder = model("flux")
+    formats = formats_of(folder, {"E": "int8"})
+    adapter = make_random_adapter(folder, ENCODE, formats=formats)
+    loaded = named_tensors(load_adapter(folder, ENCODE, formats=formats))
+    assert {name: (tensor.shape, tensor.dtype) for name, tensor in named_tensors(adapter).items()} == {
+        name: (tensor.shape, tensor.dtype) for name, tensor in loaded.items()
+    }
+    condition = adapter.encode(make_inputs(64, 64, 2, variant="flux"))
+    assert all(torch.isfinite(tensor).all() for tensor in condition.values())
 
 
 def test_a_lora_changes_them_as_it_changes_others(model: Model, tmp_path: Path) -> None:

@@ -126,6 +126,10 @@ def keep(folder: Path) -> None:
     """The same model, for requests with several input images."""
 
 
+def keep_for_one(folder: Path) -> None:
+    """The same model, for requests with an input image, without which others may be."""
+
+
 # The changes that make each variant of a family's tiny model, as published models and schedulers have them.
 CHANGES: dict[str, Callable[[Path], None]] = {
     "sd3-medium": replace_model(diffusers.SD3Transformer2DModel, dual_attention_layers=(), qk_norm=None),
@@ -158,5 +162,6 @@ CHANGES: dict[str, Callable[[Path], None]] = {
     "wan-2.2-ti2v": _timestep_per_token,
     "mochi-zeros": lambda folder: edit_json(folder / "model_index.json", force_zeros_for_empty_prompt=True),
     "ltx2-2.0": _version_2_0,
+    "ltx2-image": keep_for_one,
     "mochi-plain": lambda folder: edit_json(folder / "vae" / "config.json", latents_mean=None, latents_std=None),
 }

@@ -11,6 +11,8 @@ from tridentserve.stages import Stage
 
 # What FLUX.2 and Qwen-Image-Edit scale input images to.
 MEGAPIXEL = 1024 * 1024
+# Classes that model folders may name for a family whose requests may have an image, with the class of the family.
+_SAME_COMPONENTS = {"LTX2ImageToVideoPipeline": "LTX2Pipeline"}
 _WAN_FIELDS = frozenset({"guidance_scale_2", "flow_shift"})
 _WAN_SIZE_FACTORS = (("vae", "scale_factor_spatial", 8), ("transformer", "patch_size", 2))
 
@@ -301,7 +303,11 @@ FAMILIES: dict[str, Family] = {
             size_multiple=32,
             default_steps=30,
             default_guidance_scale=3.0,
-            components=_list_components("text_encoder", "tokenizer", "connectors", sound=("audio_vae", "vocoder")),
+            components=_list_components(
+                "text_encoder", "tokenizer", "connectors", "vae", sound=("audio_vae", "vocoder")
+            ),
+            max_images=1,
+            min_image_side=2,
             frame_multiple=8,
             default_shape=Shape(512, 768, 121),
             default_fps=24,
@@ -325,4 +331,5 @@ FAMILIES: dict[str, Family] = {
 
 def find_family(class_name: str) -> Family | None:
     """Find the family whose `model_index.json` holds this `_class_name`. None where no family does."""
+    class_name = _SAME_COMPONENTS.get(class_name, class_name)
     return next((family for family in FAMILIES.values() if family.pipeline_class == class_name), None)

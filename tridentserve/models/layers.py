@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 
 from tridentserve.models.model_folder import detect_family, list_weight_files, measure_tensors, read_component_classes
+from tridentserve.models.number_formats import NumberFormat
 from tridentserve.stages import Stage
 from tridentserve.weights_share import LayerSizes
 
@@ -20,8 +22,9 @@ def name_layer(tensor: str) -> str | None:
     return found[1] if found else None
 
 
-def read_layer_sizes(folder: Path) -> dict[Stage, LayerSizes]:
-    """The weights of each stage of a model folder by layers, in the number format in which they are stored.
+def read_layer_sizes(folder: Path, formats: Mapping[str, NumberFormat] | None = None) -> dict[Stage, LayerSizes]:
+    """The weights of each stage of a model folder by layers, each component in its number format; without `formats` in
+    that in which it is stored.
 
     Raises `ModelFolderError` when the folder is incomplete or a file is damaged.
     """
@@ -33,7 +36,7 @@ def read_layer_sizes(folder: Path) -> dict[Stage, LayerSizes]:
                 for component in components
                 if component in classes
                 for path in list_weight_files(folder, component, classes[component][0])
-                for name, num_bytes in measure_tensors(path).items()
+                for name, num_bytes in measure_tensors(path, (formats or {}).get(component)).items()
             }
         )
         for stage, components in detect_family(folder).components.items()

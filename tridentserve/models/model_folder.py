@@ -53,6 +53,14 @@ _MAX_HEADER_BYTES = 100_000_000
 _DENOISERS = ("unet", "transformer")
 # What a linear layer with int8 weights has for each of its outputs: a scale in float32, and its zero in int8.
 _SCALE_BYTES = ELEMENT_BYTES["float32"] + ELEMENT_BYTES["int8"]
+# The names, without their paths, of matrices that stay as they are beside int8 weights: the embeddings of text
+# encoders, and the layers that transformers does not quantize.
+_PLAIN_MATRICES = frozenset(
+    {
+        *("shared", "embed_tokens", "relative_attention_bias", "token_embedding", "position_embedding"),
+        *("word_embeddings", "position_embeddings", "token_type_embeddings", "text_projection", "lm_head"),
+    }
+)
 _FLOATING_DTYPES = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
 
 
@@ -249,9 +257,11 @@ def measure_tensors(path: Path, number_format: NumberFormat | None = None) -> di
 
 
 def _count_loaded_bytes(name: str, shape: tuple[int, ...], number_format: NumberFormat) -> int:
-    """Bytes of a floating-point tensor in a number format. In a denoising model matrices of this name are the weights
-    of linear layers, but for a few small ones."""
-    if number_format == "int8" and len(shape) == 2 and name.endswith(".weight"):
+    """Bytes of a floating-point tensor in a number format. Other matrices with names of weights are those of linear
+    layers, but for a few small ones."""
+    *path, last = name.split(".")
+    is_matrix = len(shape) == 2 and last == "weight"
+    if number_format == "int8" and is_matrix and not _PLAIN_MATRICES & set(path[-1:]):
         return math.prod(shape) * ELEMENT_BYTES["int8"] + shape[0] * _SCALE_BYTES
     return math.prod(shape) * ELEMENT_BYTES[find_computing_format(number_format)]
 

@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from tridentserve.errors import ConfigError
+from tridentserve.errors import ConfigError, ModelFolderError
 from tridentserve.stages import Stage
 
 if TYPE_CHECKING:
     from tridentserve.models.family import Family
 
-# The names are torch's. `int8` is the format of the weights of linear layers; all else is in `COMMON_FORMAT` then.
+# The names are torch's. `int8` is the format of the weights of linear layers, of text encoders and denoising models;
+# all else is in `COMMON_FORMAT` then.
 NumberFormat = Literal["float32", "bfloat16", "float16", "int8"]
 NUMBER_FORMATS: tuple[NumberFormat, ...] = get_args(NumberFormat)
 # Those that all stages may have.
@@ -23,6 +24,8 @@ ELEMENT_BYTES: Mapping[NumberFormat, int] = {"float32": 4, "bfloat16": 2, "float
 COMMON_FORMAT: NumberFormat = "bfloat16"
 # The component that C runs, and E too where it encodes input images. It has one format in both.
 VAE = "vae"
+# The names of the components of E that may be int8 begin with this.
+_TEXT_ENCODER = "text_encoder"
 # Words in the names of components that are no models.
 _WITHOUT_WEIGHTS = ("tokenizer", "processor", "feature_extractor", "scheduler", "guider")
 
@@ -32,7 +35,8 @@ class NumberFormats:
     """The number formats that are asked for, by stage. None is the default (see `find_formats`)."""
 
     encode: NumberFormat | None = None
-    """The format of the encoders of texts and images."""
+    """The format of the encoders of texts and images. `int8` is for those of texts alone, and the others compute in the
+    same format then."""
     diffuse: NumberFormat | None = None
     """The format of the denoising model, or of both."""
     decode: NumberFormat | None = None
@@ -52,11 +56,11 @@ class NumberFormats:
             if name not in NUMBER_FORMATS:
                 raise ConfigError(
                     f"{name!r} is no number format; use {_join(FLOAT_FORMATS)}, for all stages or each of them, or "
-                    "int8 for D"
+                    "int8 for E and D"
                 )
-        if wrong := [letter for letter in letters if names.get(letter) == "int8" and letter != Stage.DIFFUSE.letter]:
+        if names.get(Stage.DECODE.letter) == "int8":
             raise ConfigError(
-                f"{' and '.join(wrong)} cannot be int8, which is for D alone: write {{D: int8}}, and for the others "
+                "C cannot be int8, which is for E and D: write {E: int8, D: int8}, or one of them, and for the others "
                 f"{_join((*FLOAT_FORMATS, 'nothing'))}"
             )
         return cls(*(names.get(letter) for letter in letters))
@@ -65,7 +69,11 @@ class NumberFormats:
         """The format that is asked for a component of a stage."""
         if component == VAE or stage is Stage.DECODE:
             return self.decode
-        return self.encode if stage is Stage.ENCODE else self.diffuse
+        if stage is Stage.DIFFUSE:
+            return self.diffuse
+        if self.encode == "int8" and not component.startswith(_TEXT_ENCODER):
+            return find_computing_format(self.encode)
+        return self.encode
 
 
 def _join(words: Sequence[str]) -> str:
@@ -87,7 +95,13 @@ def has_weights(component: str) -> bool:
 
 def find_formats(family: Family, asked: NumberFormats, device: str) -> dict[str, NumberFormat]:
     """The number format of each model of a family on a device, as torch names it: the one that is asked for, else
-    float32 on a CPU, else that of the family's published recipe."""
+    float32 on a CPU, else that of the family's published recipe. Raises `ModelFolderError` where E is to be int8 and
+    has no text encoders."""
+    if family.whole and asked.encode == "int8":
+        raise ModelFolderError(
+            f"a {family.pipeline_class} is served whole, and its text encoders belong to D: {{E: int8}} has no effect, "
+            "while {D: int8} makes both int8"
+        )
     on_cpu = device.partition(":")[0] == "cpu"
     return {
         component: asked.find(component, stage)

@@ -10,11 +10,12 @@ import functools
 import logging
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
+import transformers
 
 _LOADED = "torchao"
 # torchao warns here of files for GPUs that do not load on a CPU, and of how it makes enumerations known to torch.
@@ -44,18 +45,34 @@ def hide_torchao() -> None:
 
 
 def quantize(model: torch.nn.Module) -> None:
-    """Give the linear layers of a denoising model int8 weights, one layer after another: those that diffusers quantizes
-    by default (`TorchAoConfig(Int8WeightOnlyConfig())`), which are all but the ones in modules that the model keeps in
-    float32. Without the pool of Hunyuan-DiT, whose weights go into a function that does not take such."""
+    """Give the linear layers of a model int8 weights, one layer after another: those that its library quantizes by
+    default (`TorchAoConfig(Int8WeightOnlyConfig())`)."""
+    quantize_layer, config = _import_torchao()
+    is_text_encoder = isinstance(model, transformers.PreTrainedModel)
+    is_kept = (_keep_as_transformers if is_text_encoder else _keep_as_diffusers)(model)
+    for path, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and not is_kept(path):
+            quantize_layer(module, config)
+
+
+def _keep_as_diffusers(model: torch.nn.Module) -> Callable[[str], bool]:
+    """diffusers quantizes all layers but those in modules that the model keeps in float32. Kept are also those of the
+    pool of Hunyuan-DiT, whose weights go into a function that does not take such."""
     from diffusers.models.embeddings import HunyuanDiTAttentionPool
 
-    quantize_layer, config = _import_torchao()
-    modules = dict(model.named_modules())
-    pools = tuple(f"{path}." for path, module in modules.items() if isinstance(module, HunyuanDiTAttentionPool))
+    pools = tuple(f"{path}." for path, module in model.named_modules() if isinstance(module, HunyuanDiTAttentionPool))
     kept = set(getattr(model, "_keep_in_fp32_modules", None) or ())
-    for path, module in modules.items():
-        if isinstance(module, torch.nn.Linear) and not path.startswith(pools) and not kept & set(path.split(".")):
-            quantize_layer(module, config)
+    return lambda path: path.startswith(pools) or bool(kept & set(path.split(".")))
+
+
+def _keep_as_transformers(model: Any) -> Callable[[str], bool]:
+    """transformers quantizes all layers of a text encoder but the last module, such as a projection of pooled texts,
+    and the head that would predict the next token."""
+    from transformers.quantizers.base import HfQuantizer
+    from transformers.quantizers.quantizers_utils import should_convert_module
+
+    kept = HfQuantizer.get_modules_to_not_convert(model, keep_in_fp32_modules=model._keep_in_fp32_modules)
+    return lambda path: not should_convert_module(f"{path}.weight", kept)
 
 
 def is_part(name: str) -> bool:

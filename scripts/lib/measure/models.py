@@ -40,7 +40,7 @@ def parse_shapes(text: str) -> list[Shape]:
 
 
 def _parse_formats(text: str) -> NumberFormats:
-    """`bfloat16` is for all stages, `D=int8,C=float32` for some."""
+    """`bfloat16` is for all stages, `E=int8,C=float32` for some."""
     pairs = [part.partition("=") for part in text.split(",")]
     try:
         return NumberFormats.parse({letter: name for letter, _, name in pairs} if "=" in text else text)
@@ -57,7 +57,7 @@ def add_model_options(parser: Parser) -> None:
         type=_parse_formats,
         default=NumberFormats(),
         metavar="FORMAT",
-        help=f"{', '.join(FLOAT_FORMATS)}, or by stage, such as D=int8,C=float32 (default: float32 on cpu, that "
+        help=f"{', '.join(FLOAT_FORMATS)}, or by stage, such as E=int8,D=int8 (default: float32 on cpu, that "
         "of the model's published recipe on cuda)",
     )
     parser.add_argument(

@@ -12,7 +12,7 @@ from deployments.config.models import Limits
 from deployments.models.served import ServedModel
 from deployments.schemas.image import build_image_request
 from deployments.schemas.video import build_video_request, parse_video_request
-from tests.deployments.fake_backend import MODELS, WITH_IMAGES, WITH_VIDEOS, make_png
+from tests.deployments.fake_backend import MODELS, VIDEO_LIMITS, WITH_IMAGES, WITH_VIDEOS, make_png
 from tridentserve.errors import InvalidRequestError, UnknownModelError
 from tridentserve.models.families import FAMILIES
 from tridentserve.models.input_image import encode_png, read_image
@@ -155,6 +155,16 @@ def test_a_video_starts_from_an_image_where_its_model_does() -> None:
         made(model="tiny-wan-i2v")
     with pytest.raises(InvalidRequestError, match=r"unknown field image; .* is called input_reference here"):
         made(image="eA==")
+    both = {"tiny-wan-i2v": WITH_IMAGES["tiny-wan-i2v"], "ltx": ServedModel("ltx", FAMILIES["ltx2"], VIDEO_LIMITS)}
+    for name, sent in (("tiny-wan-i2v", image), ("ltx", None)):
+        spec, _ = build_video_request(parse_video_request({"prompt": "a fox", "input_reference": sent}), both)
+        assert spec.model == name
+    for sent in (image, None):
+        body = {"prompt": "a fox", "model": "ltx", "size": "64x64", "input_reference": sent}
+        spec, inputs = build_video_request(parse_video_request(body), both)
+        assert (spec.token_ratio, inputs.image is None) == (1.0, sent is None)
+    with pytest.raises(InvalidRequestError, match="starts from an image; ltx would take the request as it is"):
+        build_video_request(parse_video_request({"prompt": "a fox", "model": "tiny-wan-i2v"}), both)
     only = {"tiny-wan-i2v": WITH_IMAGES["tiny-wan-i2v"]}
     with pytest.raises(InvalidRequestError, match="input_reference: is required"):
         build_video_request(parse_video_request({"prompt": "a fox"}), only)

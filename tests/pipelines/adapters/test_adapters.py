@@ -18,6 +18,7 @@ from tests.pipelines.models import (
     QUICK,
     VARIANTS,
     WITH_IMAGES,
+    WITH_ONE_IMAGE,
     decode,
     families,
     family_of,
@@ -60,7 +61,7 @@ def test_result_is_that_of_the_stock_pipeline(model: Model, variant: str, change
     assert np.array_equal(pixels, np.stack(stock_result(folder, inputs, "pil")))
 
 
-@pytest.mark.parametrize("variant", families(*ALL, *WITH_IMAGES))
+@pytest.mark.parametrize("variant", families(*ALL, *WITH_IMAGES, *WITH_ONE_IMAGE))
 def test_result_is_that_of_the_stock_pipeline_in_bfloat16(model: Model, variant: str) -> None:
     folder, inputs = model(variant), make_inputs(64, 64, variant=variant)
     formats = formats_of(folder, "bfloat16")
@@ -105,7 +106,9 @@ def test_the_condition_is_sent_once_for_all_outputs(model: Model, variant: str) 
     assert {name: tensor.shape for name, tensor in one.items()} == {name: tensor.shape for name, tensor in four.items()}
 
 
-@pytest.mark.parametrize("variant", families(*ALL, *WITH_HISTORY, quick=(*QUICK, "cogvideox", "pixart_sigma-sde")))
+@pytest.mark.parametrize(
+    "variant", families(*ALL, *WITH_HISTORY, *WITH_ONE_IMAGE, quick=(*QUICK, "cogvideox", "pixart_sigma-sde"))
+)
 def test_a_request_stopped_after_any_step_resumes_in_a_fresh_adapter(model: Model, variant: str) -> None:
     folder, inputs = model(variant), make_inputs(64, 64, steps=5, num_outputs=2, variant=variant)
     diffuse = load_stage(folder, Stage.DIFFUSE)

@@ -14,7 +14,9 @@ import torch
 from tests.pipelines.models import (
     ALL,
     PUBLISHED,
+    WITH_ONE_IMAGE,
     call_stock,
+    choose_stock,
     families,
     formats_of,
     load_stock,
@@ -53,7 +55,7 @@ def generate_by_stock(folder: Path, inputs: GenerationInputs, formats: Mapping[s
     """The same by the stock pipeline. Where it fails with components of different formats, its caller casts between
     them by what the pipeline is open to: its methods and its callback."""
     family = read_family(folder).name
-    pipe = load_stock(folder, formats)
+    pipe = choose_stock(load_stock(folder, formats), inputs)
     denoiser = pipe.unet if family == "sdxl" else pipe.transformer
     if family == "ltx2":
         _cast_connected_texts(pipe)
@@ -128,7 +130,7 @@ def check(folder: Path, inputs: GenerationInputs, formats: Mapping[str, NumberFo
     assert np.array_equal(pixels, images)
 
 
-@pytest.mark.parametrize("variant", families(*ALL))
+@pytest.mark.parametrize("variant", families(*ALL, *WITH_ONE_IMAGE))
 def test_a_vae_in_float32_beside_the_others_in_bfloat16(model: Model, variant: str) -> None:
     folder = model(variant)
     formats = formats_of(folder, {"E": "bfloat16", "D": "bfloat16", "C": "float32"})
@@ -172,13 +174,28 @@ def test_a_denoising_model_with_int8_weights(model: Model, variant: str) -> None
     check(folder, make_inputs(64, 64, 2, variant=variant), formats)
 
 
+@pytest.mark.parametrize("variant", families(*ALL))
+def test_text_encoders_with_int8_weights(model: Model, variant: str) -> None:
+    folder = model(variant)
+    formats = formats_of(folder, {"E": "int8", "D": "bfloat16", "C": "float32"})
+    check(folder, make_inputs(64, 64, 2, variant=variant), formats)
+
+
+@pytest.mark.parametrize("variant", families("sd3", "wan", "hunyuan_video", "flux2", quick=()))
+def test_all_models_but_the_vae_with_int8_weights(model: Model, variant: str) -> None:
+    folder = model(variant)
+    formats = formats_of(folder, {"E": "int8", "D": "int8", "C": "float32"})
+    check(folder, make_inputs(64, 64, 2, variant=variant), formats)
+
+
 @pytest.mark.parametrize("variant", families(*ALL, quick=()))
 def test_int8_weights_change_little(model: Model, variant: str) -> None:
     """After three guided steps, relative to the latents with bfloat16 weights."""
     folder, inputs = model(variant), make_inputs(64, 64, variant=variant)
-    asked = {"E": "bfloat16", "C": "float32"}
-    given, expected = (
-        generate(folder, inputs, formats_of(folder, asked | {"D": number_format}))[0].float()
-        for number_format in ("int8", "bfloat16")
+    asked = {"E": "bfloat16", "D": "bfloat16", "C": "float32"}
+    expected, *given = (
+        generate(folder, inputs, formats_of(folder, asked | changed))[0].float()
+        for changed in ({}, {"D": "int8"}, {"E": "int8"})
     )
-    assert 0 < (given - expected).norm() < 0.1 * expected.norm()
+    for latents in given:
+        assert 0 < (latents - expected).norm() < 0.1 * expected.norm()

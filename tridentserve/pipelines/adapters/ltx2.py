@@ -6,6 +6,8 @@ The guidance is that of the stock pipeline by default. A step with guidance has 
 prompt and of the prompt, in one call; one in which the self-attention of a block is left out (spatio-temporal
 guidance), by transformers that are made for it; and one in which video and sound do not see each other (modality
 guidance).
+
+An input image is optional. It is the first latent frame, which no step changes, at timestep 0.
 """
 
 from __future__ import annotations
@@ -17,10 +19,14 @@ from typing import Any
 import numpy as np
 import torch
 from diffusers.pipelines.ltx2.pipeline_ltx2 import calculate_shift, rescale_noise_cfg
+from diffusers.pipelines.ltx2.utils import apply_image_conditioning_crf, resolve_default_image_crf
+from diffusers.video_processor import VideoProcessor
+from PIL import Image
 
 from tridentserve.errors import InvalidRequestError, ModelFolderError
 from tridentserve.models.decoded_outputs import Sound
 from tridentserve.models.families import FAMILIES
+from tridentserve.models.input_image import check_sides, open_input_image
 from tridentserve.parallel import is_first, ulysses
 from tridentserve.pipelines.adapters.conditions import list_negative_prompts, list_prompts, repeat_rows, split_rows
 from tridentserve.pipelines.adapters.denoising_request import DenoisingRequest
@@ -34,6 +40,8 @@ from tridentserve.stages import Stage
 # The stock pipeline's default. Longer prompts are cut.
 _MAX_TEXT_TOKENS = 1024
 _TEXTS = ("prompt_embeds", "prompt_embeds_audio", "prompt_embeds_mask")
+# The input image in a condition, and the tokens of the state that are its own.
+_IMAGE, _GIVEN = "image_latents", "given"
 # The VAE reflects an image at its edges, for which a row or column beside the outermost one is needed.
 _LEAST_LATENTS = 2
 # The ways in which a pass computes: without guidance, as one of the two of texts, and as one of the others.
@@ -44,12 +52,15 @@ _PERTURBED_BLOCKS = [28]
 
 
 class LTX2Adapter(VideoAdapter):
-    """`LTX2Pipeline`. With guidance, the condition has two rows: negative, then positive.
+    """`LTX2Pipeline`, and with an input image `LTX2ImageToVideoPipeline`. With guidance, the condition has two rows:
+    negative, then positive.
 
     Condition: prompt_embeds (rows, 1024, dim) for the video, prompt_embeds_audio (rows, 1024, dim) for the sound,
-    prompt_embeds_mask (rows, 1024). Latents: (num_outputs, tokens, channels) in float32, the tokens of the sound behind
-    those of the video, which are equally wide. State: video_coords (1, 3, tokens, 2) and audio_coords (1, 1, tokens,
-    2), where each token begins and ends in frames, rows and columns, or in time.
+    prompt_embeds_mask (rows, 1024); with an input image image_latents (1, tokens of a frame, channels), scaled.
+    Latents: (num_outputs, tokens, channels) in float32, the tokens of the sound behind those of the video, which are
+    equally wide. State: video_coords (1, 3, tokens, 2) and audio_coords (1, 1, tokens, 2), where each token begins and
+    ends in frames, rows and columns, or in time; with an input image given (1, tokens), 1 for the tokens of the video
+    that are the image's.
     """
 
     family = "ltx2"
@@ -77,7 +88,23 @@ class LTX2Adapter(VideoAdapter):
         if guided:
             embeds, mask = torch.cat([negative_embeds, embeds]), torch.cat([negative_mask, mask])
         made = self.pipe.connectors(embeds, mask, padding_side=self.pipe.tokenizer.padding_side)
-        return split_rows(**{name: tensor.split(count) for name, tensor in zip(_TEXTS, made, strict=True)})
+        texts = split_rows(**{name: tensor.split(count) for name, tensor in zip(_TEXTS, made, strict=True)})
+        return [condition | self._encode_image(inputs) for condition, inputs in zip(texts, batch, strict=True)]
+
+    def _encode_image(self, inputs: GenerationInputs) -> Tensors:
+        """Encode the input image: the tensor that it adds to the condition, none without an image."""
+        if inputs.image is None:
+            return {}
+        self._check_size(inputs.shape)
+        check_sides(FAMILIES[self.family], image := open_input_image(inputs))
+        pipe, vae, size = self.pipe, self.pipe.vae, {"height": inputs.shape.height, "width": inputs.shape.width}
+        # The models were trained with frames of compressed videos.
+        compressed = apply_image_conditioning_crf(np.array(image), resolve_default_image_crf(pipe.text_encoder))
+        processor = VideoProcessor(vae_scale_factor=pipe.vae_spatial_compression_ratio, resample="bilinear")
+        (frame,) = processor.preprocess(Image.fromarray(compressed), **size).to(self.device, vae.dtype)
+        # This is the mode of the VAE's distribution, so nothing is drawn.
+        latents = vae.encode(frame.unsqueeze(0).unsqueeze(2)).latent_dist.mode().float()
+        return {_IMAGE: pipe._pack_latents(pipe._normalize_latents(latents, vae.latents_mean, vae.latents_std))}
 
     def _initialize(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
         pipe, rope = self.pipe, self.pipe.transformer.rope
@@ -86,7 +113,13 @@ class LTX2Adapter(VideoAdapter):
         audio_tokens = round(inputs.shape.num_frames / fps * per_second)
         if audio_tokens < 1:
             raise InvalidRequestError(f"{inputs.shape.num_frames} frames at {fps:g} per second are too short", "fps")
-        video = self._draw_noise(inputs, torch.float32, generator)
+        video, given = self._draw_noise(inputs, torch.float32, generator), dict[str, torch.Tensor]()
+        if _IMAGE in condition:
+            image, (frames, *_) = condition.pop(_IMAGE), self._find_grid(inputs.shape)
+            given[_GIVEN] = video.new_zeros(1, video.shape[1])
+            given[_GIVEN][:, : image.shape[1]] = 1
+            kept = given[_GIVEN].unsqueeze(-1)
+            video = image.repeat(1, frames, 1) * kept + video * (1 - kept)
         audio = pipe.prepare_audio_latents(
             inputs.num_outputs,
             num_channels_latents=pipe.audio_vae.config.latent_channels,
@@ -100,6 +133,7 @@ class LTX2Adapter(VideoAdapter):
             "latents": torch.cat([video, audio], dim=1),
             "video_coords": rope.prepare_video_coords(1, *self._find_grid(inputs.shape), self.device, fps=fps),
             "audio_coords": pipe.transformer.audio_rope.prepare_audio_coords(1, audio_tokens, self.device).contiguous(),
+            **given,
         }
 
     def _check_size(self, shape: Shape) -> None:
@@ -136,7 +170,7 @@ class LTX2Adapter(VideoAdapter):
             further = [_PERTURBED, _ISOLATED] if self.pipe.transformer.config.perturbed_attn else [_ISOLATED]
             ways, texts = [_OF_TEXTS, _OF_TEXTS, *further], [0, 1, *(1 for _ in further)]
         rows = {name: repeat_rows(tensors[name][texts], num_outputs) for name in _TEXTS}
-        for name in ("video_coords", "audio_coords"):
+        for name in tensors.keys() & {"video_coords", "audio_coords", _GIVEN}:
             rows[name] = tensors[name].expand(len(ways), num_outputs, *tensors[name].shape[1:])
         # On the host, where it is looked at.
         return rows | {"way": repeat_rows(torch.tensor(ways), num_outputs)}
@@ -147,12 +181,16 @@ class LTX2Adapter(VideoAdapter):
         transformer, coords, way = self.pipe.transformer, rows["video_coords"], int(rows["way"][0])
         sizes = [coords.shape[2], latents.shape[1] - coords.shape[2]]
         video, audio = torch.split(latents.to(transformer.dtype), sizes, dim=1)
+        of_video = timesteps
+        if _GIVEN in rows:
+            of_video = ulysses.share(timesteps.unsqueeze(-1) * (1 - rows[_GIVEN]), dim=1)
         noises = transformer(
             hidden_states=video.contiguous() if way == _OF_TEXTS else _store_by_channel(video),
             audio_hidden_states=audio.contiguous(),
             encoder_hidden_states=rows["prompt_embeds"],
             audio_encoder_hidden_states=rows["prompt_embeds_audio"],
-            timestep=timesteps,
+            timestep=of_video,
+            audio_timestep=timesteps,
             sigma=timesteps,
             encoder_attention_mask=rows["prompt_embeds_mask"],
             audio_encoder_attention_mask=rows["prompt_embeds_mask"],
@@ -190,6 +228,22 @@ class LTX2Adapter(VideoAdapter):
             result = rescale_noise_cfg(guided, positive, guidance_rescale=_RESCALE)
         velocity: torch.Tensor = self.pipe.convert_x0_to_velocity(latents, result, *at)
         return velocity
+
+    def _call_scheduler(
+        self,
+        scheduler: Any,
+        noise: torch.Tensor,
+        timestep: torch.Tensor,
+        latents: torch.Tensor,
+        tensors: Tensors,
+        **arguments: Any,
+    ) -> torch.Tensor:
+        stepped = super()._call_scheduler(scheduler, noise, timestep, latents, tensors, **arguments)
+        if _GIVEN not in tensors:
+            return stepped
+        given, tokens = tensors[_GIVEN].bool().unsqueeze(-1), tensors[_GIVEN].shape[1]
+        video = torch.where(given, latents[:, :tokens], stepped[:, :tokens])
+        return torch.cat([video, stepped[:, tokens:]], dim=1)
 
     def _take_latents(self, latents: Tensors) -> torch.Tensor:
         # They are scaled in the number format of D, and then go into the VAE.

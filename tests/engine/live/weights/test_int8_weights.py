@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.engine.live.weights.test_layered_weights import HALF, STREAMED, make_layered
-from tests.engine.live.weights.test_replica_store import CPU, D, Two, links, loads_of, two
+from tests.engine.live.weights.test_replica_store import CPU, D, E, Two, links, loads_of, two
 from tests.pipelines.models import formats_of, make_inputs
 from tridentserve.engine.live.messages import ModelSource
 from tridentserve.engine.live.weights.host_copies import HostCopies
@@ -22,10 +22,11 @@ from tridentserve.models.number_formats import NumberFormats
 from tridentserve.pipelines import DenoisingState, PipelineAdapter, load_adapter
 from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.pipelines.weights import named_tensors
+from tridentserve.plans import Replica
 from tridentserve.stages import Stage
 
 __all__ = ["links", "two"]
-INT8 = {"E": "bfloat16", "D": "int8", "C": "bfloat16"}
+INT8 = {"E": "int8", "D": "int8", "C": "bfloat16"}
 
 
 @pytest.fixture(scope="module")
@@ -39,47 +40,55 @@ def host(source: ModelSource, tmp_path_factory: pytest.TempPathFactory) -> HostC
 
 
 @functools.cache
-def load_whole(folder: Path) -> PipelineAdapter:
-    return load_adapter(folder, frozenset({Stage.DIFFUSE}), formats=formats_of(folder, INT8))
+def load_whole(folder: Path, stage: Stage) -> PipelineAdapter:
+    return load_adapter(folder, frozenset({stage}), formats=formats_of(folder, INT8))
 
 
-def load_weightless(folder: Path) -> PipelineAdapter:
-    return load_adapter(folder, frozenset({Stage.DIFFUSE}), formats=formats_of(folder, INT8), weights=False)
+def load_weightless(folder: Path, stage: Stage) -> PipelineAdapter:
+    return load_adapter(folder, frozenset({stage}), formats=formats_of(folder, INT8), weights=False)
 
 
 @functools.cache
 def begin(folder: Path) -> DenoisingState:
     """The state before the first step."""
-    encode = load_adapter(folder, frozenset({Stage.ENCODE}), formats=formats_of(folder, INT8))
     inputs = make_inputs(variant="flux")
-    return load_whole(folder).prepare(encode.encode(inputs), inputs)
+    return load_whole(folder, Stage.DIFFUSE).prepare(load_whole(folder, Stage.ENCODE).encode(inputs), inputs)
 
 
-def denoise(adapter: PipelineAdapter, folder: Path) -> torch.Tensor:
+def compute(adapter: PipelineAdapter, folder: Path, stage: Stage) -> torch.Tensor:
+    """The texts of a request, or its latents after two steps."""
+    if stage is Stage.ENCODE:
+        return adapter.encode(make_inputs(variant="flux"))["prompt_embeds"]
     return adapter.step(begin(folder), 2).tensors["latents"]
 
 
-def test_a_host_copy_has_half_the_bytes(host: HostCopies, source: ModelSource, tmp_path: Path) -> None:
+@pytest.mark.parametrize("replica", [E, D], ids=["E", "D"])
+def test_a_host_copy_has_half_the_bytes(
+    host: HostCopies, source: ModelSource, tmp_path: Path, replica: Replica
+) -> None:
     as_bfloat16 = ModelSource("flux", source.folder, NumberFormats.parse("bfloat16"))
-    copy, other = host.get(D), HostCopies(tmp_path, {"flux": as_bfloat16}, CPU).get(D)
-    held, expected = copy.tensors(copy.buffer), named_tensors(load_whole(source.folder))
+    copy, other = host.get(replica), HostCopies(tmp_path, {"flux": as_bfloat16}, CPU).get(replica)
+    held, expected = copy.tensors(copy.buffer), named_tensors(load_whole(source.folder, replica.stage))
     assert held.keys() == expected.keys()
     assert all(torch.equal(held[name], tensor) for name, tensor in expected.items())
     in_int8 = sum(tensor.nbytes for tensor in held.values() if tensor.dtype == torch.int8)
-    # The scales of layers as narrow as these count, and so do the gaps between tensors.
-    assert 0.9 * in_int8 < copy.layout.nbytes / 1.1 < other.layout.nbytes * 0.6
+    # The scales of layers as narrow as these count, and so do embeddings, and the gaps between tensors.
+    assert 0.7 * in_int8 < copy.layout.nbytes / 1.1 < other.layout.nbytes * 0.6
 
 
-async def test_a_peer_sends_them_exactly(two: Two, source: ModelSource) -> None:
-    await two.a.prepare((D,))
-    (load,) = await loads_of(two.b, D)
+@pytest.mark.parametrize("replica", [E, D], ids=["E", "D"])
+async def test_a_peer_sends_them_exactly(two: Two, source: ModelSource, replica: Replica) -> None:
+    await two.a.prepare((replica,))
+    (load,) = await loads_of(two.b, replica)
     assert load.source == "peer"
-    expected = named_tensors(load_whole(source.folder))
+    whole = load_whole(source.folder, replica.stage)
+    expected = named_tensors(whole)
     for store in (two.a, two.b):
-        got = named_tensors(store.adapter(D))
+        got = named_tensors(store.adapter(replica))
         assert got.keys() == expected.keys()
         assert all(torch.equal(got[name], tensor) for name, tensor in expected.items())
-    assert torch.equal(denoise(two.b.adapter(D), source.folder), denoise(load_whole(source.folder), source.folder))
+    given, known = (compute(each, source.folder, replica.stage) for each in (two.b.adapter(replica), whole))
+    assert torch.equal(given, known)
 
 
 class GroupInOneProcess:
@@ -97,14 +106,19 @@ class GroupInOneProcess:
         return lambda: None
 
 
-@pytest.mark.parametrize("share", [STREAMED, HALF], ids=["streamed", "divided"])
-def test_layers_in_turns_compute_what_whole_weights_compute(host: HostCopies, source: ModelSource, share: Any) -> None:
-    adapter, (layered, other) = load_weightless(source.folder), (make_layered(host.get(D), share, i) for i in (0, 1))
+@pytest.mark.parametrize(
+    ("replica", "share"), [(E, STREAMED), (D, STREAMED), (D, HALF)], ids=["E-streamed", "D-streamed", "D-divided"]
+)
+def test_layers_in_turns_compute_what_whole_weights_compute(
+    host: HostCopies, source: ModelSource, replica: Replica, share: Any
+) -> None:
+    folder, copy, stage = source.folder, host.get(replica), replica.stage
+    adapter, (layered, other) = load_weightless(folder, stage), (make_layered(copy, share, i) for i in (0, 1))
     layered.attach(adapter)
     with layered.gather(cast(Any, GroupInOneProcess(other._kept))):
-        given = denoise(adapter, source.folder)
-    assert torch.equal(given, denoise(load_whole(source.folder), source.folder))
+        given = compute(adapter, folder, stage)
+    assert torch.equal(given, compute(load_whole(folder, stage), folder, stage))
     layered.detach(adapter)
-    scaled = read_layer_sizes(source.folder)[Stage.DIFFUSE].scale(host.get(D).layout.nbytes)
-    kept_bytes = LayeredLayout(host.get(D), share, 0).num_bytes
+    scaled = read_layer_sizes(folder, host.formats(replica))[stage].scale(copy.layout.nbytes)
+    kept_bytes = LayeredLayout(copy, share, 0).num_bytes
     assert kept_bytes == pytest.approx(scaled.count_kept_bytes(share), rel=0.1, abs=16_000)
