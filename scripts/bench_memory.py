@@ -57,7 +57,7 @@ Images = list[NDArray[np.uint8]]
 
 
 @dataclass(slots=True)
-class _Processes:
+class _WatchedWorkers:
     """The processes of a service's workers, and the most anonymous memory that one of them had while it was watched.
     Mapped files, which the system drops when it needs their memory, are not part of it."""
 
@@ -65,7 +65,7 @@ class _Processes:
     handles: list[WorkerHandle] = field(default_factory=list)
     peak_bytes: int = 0
 
-    def follow(self, spawner: ActorSpawner) -> _Processes:
+    def follow(self, spawner: ActorSpawner) -> _WatchedWorkers:
         """Watch what this one starts."""
         self.spawner = spawner
         return self
@@ -165,7 +165,7 @@ async def _serve(
             {"model": model.name, "width": options.side, "height": options.side, "num_inference_steps": _STEPS}
         ],
     }
-    processes = _Processes()
+    processes = _WatchedWorkers()
     async with run_service(
         args, model.folder, folder / "host", lambda inner: inner, choose_spawner=processes.follow
     ) as service:
@@ -193,7 +193,7 @@ async def _ask_all(service: Service[Dispatcher], side: int, requests: int) -> li
     return await asyncio.gather(*map(ask, range(requests)))
 
 
-async def _kill_one(service: Service[Dispatcher], processes: _Processes, side: int) -> dict[str, Any]:
+async def _kill_one(service: Service[Dispatcher], processes: _WatchedWorkers, side: int) -> dict[str, Any]:
     """A request whose second worker is killed while it denoises, and one after it."""
     inputs = _make_inputs(side, _LONG, seed=1)
     whole_s = sum(span.seconds for span in (await service.ask("undisturbed", _MODEL, inputs)).timeline)
