@@ -10,12 +10,16 @@ from tridentserve.pipelines.adapters import scheduler_state
 from tridentserve.pipelines.base import DenoisingState, Tensors
 
 if TYPE_CHECKING:
-    from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
+    from tridentserve.pipelines.adapters.stepping_adapter import SteppingAdapter
 
 # The names of a state's tensors that belong to its scheduler begin with this.
 SCHEDULER_PREFIX = "scheduler."
 # The name of a state's value for the shift of the noise levels; None for that of the model.
 FLOW_SHIFT = "flow_shift"
+# That of its LoRAs.
+LORAS = "loras"
+# The name of a state's tensor for its random generator, where its scheduler draws noise at each step.
+GENERATOR = "generator"
 
 
 class DenoisingRequest:
@@ -28,7 +32,7 @@ class DenoisingRequest:
         self.steps_done = before.step
 
     @classmethod
-    def resume(cls, state: DenoisingState, adapter: DiffusersAdapter) -> DenoisingRequest:
+    def resume(cls, state: DenoisingState, adapter: SteppingAdapter) -> DenoisingRequest:
         """Move a state to the adapter's device, with a scheduler of its own."""
         tensors = adapter._move_to_device(state.tensors)
         scheduler = scheduler_state.make_scheduler(adapter.pipe.scheduler, state.values[FLOW_SHIFT])
