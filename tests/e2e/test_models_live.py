@@ -202,7 +202,7 @@ def test_what_cannot_work_changes_nothing(live: Live) -> None:
     before = pids()
     for wrong, why in (
         ({"name": "other", "path": "/nowhere", "profile_as": "tiny-sd3"}, "path"),
-        ({"name": "unheard", "tiny": "sd3"}, "profile"),
+        ({**SD3, "name": "unheard", "profile_as": "nowhere"}, "profile"),
         ({**SD3, "limits": {"min_side": 512, "max_side": 256}}, "limits"),
     ):
         live.deploy(FLUX, wrong)
