@@ -184,7 +184,8 @@ def _shard_forward(stock: Callable[..., Any], kind: AttentionKind, call_per_samp
             compute = choose_attention(kind)
         if compute is None:
             return stock(*args, **kwargs)
-        with RedirectedAttention(compute) as redirect:
+        redirect = RedirectedAttention(compute)
+        with redirect:  # `as` would end the compiler's graph
             result = stock(*args, **kwargs)
         expected = len((args or (kwargs["hidden_states"],))[0]) if call_per_sample else 1
         redirect.check_calls(expected, "under sequence parallelism")
