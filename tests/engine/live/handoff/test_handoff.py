@@ -23,8 +23,9 @@ KEY = HandoffKey("request", 3)
 class DirectPeer:
     """A peer without an actor between: calls go straight to the other buffer."""
 
-    def __init__(self, link: NixlLink | None) -> None:
+    def __init__(self, link: NixlLink | None, shares_memory: bool = False) -> None:
         self._link = link
+        self.shares_memory = shares_memory
         self.buffer: HandoffBuffer
 
     @property

@@ -8,11 +8,13 @@ All methods run on the worker's event loop.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import Literal
+from pathlib import Path
+from typing import Literal, TypeVar
 
 import torch
 
@@ -21,12 +23,16 @@ from tridentserve.engine.live.handoff.checkpoint_store import CheckpointStore
 from tridentserve.engine.live.handoff.inbox import Inbox
 from tridentserve.engine.live.handoff.outgoing import Outgoing, prepare_outgoing
 from tridentserve.engine.live.handoff.peer import ALREADY_HERE, CompletedTransfer, HandoffKey, Peer
+from tridentserve.engine.live.handoff.shared_parcels import SharedParcels
 from tridentserve.engine.live.transport.nixl_link import TRANSFER_TIMEOUT_S, NixlLink, TransferStuckError
 from tridentserve.engine.live.transport.parcel import Parcel, ParcelLayout
 from tridentserve.engine.live.transport.slab import SlabAllocator
 from tridentserve.errors import HandoffError
 from tridentserve.plans import WorkerId
 
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 _PushOutcome = Literal["sent", "already there", "failed"]
 
 # Far more than can have a push under way when they end.
@@ -53,6 +59,7 @@ class HandoffBuffer:
         self._link = link
         self._on_transfer = on_transfer
         self._allocator = SlabAllocator(slab.numel() if link is not None else 0)
+        self._shared = SharedParcels(slab.device)
         self._outbox: dict[HandoffKey, Parcel] = {}
         self._inbox = Inbox(slab, self._allocator, link)
         self.checkpoints = CheckpointStore()
@@ -105,16 +112,37 @@ class HandoffBuffer:
             self._on_transfer(CompletedTransfer("nixl", layout.nbytes, time.perf_counter() - start_s))
         if outcome != "failed":
             return
-        buffer = await self._pack(parcel, layout)
-        await peer.deliver_parcel(key, layout, buffer)
+        shares_memory = peer.shares_memory and layout.nbytes > 0
+        if not (shares_memory and await self._push_in_a_file(key, parcel, layout, peer)):
+            buffer = await self._copy_to_host(parcel, parcel.pack, layout)
+            await peer.deliver_parcel(key, layout, buffer)
         self._on_transfer(CompletedTransfer("host", layout.nbytes, time.perf_counter() - start_s))
 
-    async def _pack(self, parcel: Parcel, layout: ParcelLayout) -> torch.Tensor:
-        """The bytes of a parcel in host memory."""
+    async def _push_in_a_file(self, key: HandoffKey, parcel: Parcel, layout: ParcelLayout, peer: Peer) -> bool:
+        """Push a parcel in memory that this worker and the peer share. False where there is too little of it, or the
+        peer cannot map it."""
+        try:
+            path, buffer = await asyncio.to_thread(self._shared.make_file, layout.nbytes)
+        except OSError as error:
+            logger.warning("a parcel of %d bytes goes through Ray's object store: %s", layout.nbytes, error)
+            return False
+        try:
+            await self._copy_to_host(parcel, parcel.pack_into, buffer, layout)
+            await peer.deliver_file(key, layout, path)
+        except HandoffError as error:
+            logger.warning("a parcel of %d bytes goes through Ray's object store: %s", layout.nbytes, error)
+            return False
+        finally:
+            path.unlink(missing_ok=True)
+        return True
+
+    async def _copy_to_host(self, parcel: Parcel, copy: Callable[..., T], *args: object) -> T:
+        """Call a function that copies a parcel to host memory, where it holds up neither the event loop nor what the
+        device computes."""
         if find_device(self._slab.device).is_host:
-            return await asyncio.to_thread(parcel.pack, layout)
-        packed: torch.Tensor = await self._inbox.copies(parcel.pack, layout, after=parcel.made)
-        return packed
+            return await asyncio.to_thread(copy, *args)
+        copied: T = await self._inbox.copies(copy, *args, after=parcel.made)
+        return copied
 
     def _find_parcel(self, key: HandoffKey) -> Parcel:
         """An output of this worker, or a checkpoint that it keeps."""
@@ -201,6 +229,14 @@ class HandoffBuffer:
         """Add a parcel, which owns the buffer from now on."""
         if not self._has_ended(key):
             self._inbox.add_parcel(key, Parcel.views(buffer, layout))
+
+    async def deliver_file(self, key: HandoffKey, layout: ParcelLayout, path: Path) -> None:
+        """Add a parcel that lies in a file of a peer's (see `SharedParcels`). Raises `HandoffError`."""
+        try:
+            buffer = await asyncio.to_thread(self._shared.open_file, path, layout.nbytes)
+        except OSError as error:
+            raise HandoffError(f"{self._worker_id} cannot map {path}: {error}") from error
+        await self.deliver_parcel(key, layout, buffer)
 
     async def fetch_parcel(self, key: HandoffKey, source: WorkerId) -> Parcel:
         """The parcel with this key: made here, pushed here, or else asked for. Its slot is free again on return, or,

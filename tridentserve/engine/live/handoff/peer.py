@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, Protocol
 
 import torch
@@ -44,6 +45,10 @@ class Peer(Protocol):
     def link_name(self) -> str | None:
         """Name of the worker's NIXL agent; None when it has none."""
 
+    @property
+    def shares_memory(self) -> bool:
+        """True of a peer on this node, which can map the same files."""
+
     async def reserve_slot(self, key: HandoffKey, producer: WorkerId, layout: ParcelLayout) -> int | None:
         """Reserve a slot in the peer's slab; its offset, None when the slab has no room or the parcel has a slot, or
         `ALREADY_HERE` when the parcel is there. The note of the write tells the peer when the bytes are there."""
@@ -53,6 +58,9 @@ class Peer(Protocol):
 
     async def deliver_parcel(self, key: HandoffKey, layout: ParcelLayout, buffer: torch.Tensor) -> None:
         """Send the bytes themselves into the peer's host memory."""
+
+    async def deliver_file(self, key: HandoffKey, layout: ParcelLayout, path: Path) -> None:
+        """Have the peer map a file in memory with the bytes (see `SharedParcels`)."""
 
     async def keep_checkpoint(self, key: HandoffKey) -> None:
         """Have the peer keep a parcel that has arrived as a state checkpoint, in its host memory."""

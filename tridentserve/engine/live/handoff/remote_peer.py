@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -24,16 +25,28 @@ T = TypeVar("T")
 class RemotePeer:
     """See `handoff.peer.Peer` and `weights.peer_weights.WeightPeer`."""
 
-    def __init__(self, actor: ActorHandle[Any], channel: ChannelAddress, link_name: str | None, node_id: str) -> None:
+    def __init__(
+        self,
+        actor: ActorHandle[Any],
+        channel: ChannelAddress,
+        link_name: str | None,
+        node_id: str,
+        shares_memory: bool = False,
+    ) -> None:
         """`channel` is where the peer takes calls; a connection is made when one is needed."""
         self._actor = actor
         self._channel = LazyChannel(partial(connect, channel))
         self._link_name = link_name
         self.node_id = node_id
+        self._shares_memory = shares_memory
 
     @property
     def link_name(self) -> str | None:
         return self._link_name
+
+    @property
+    def shares_memory(self) -> bool:
+        return self._shares_memory
 
     async def reserve_slot(self, key: HandoffKey, producer: WorkerId, layout: ParcelLayout) -> int | None:
         answer: int | None = await self._ask("reserve_slot", key, producer, layout)
@@ -46,6 +59,9 @@ class RemotePeer:
         # The bytes go through Ray's object store, which a receiver on the same node maps. Ray sends a numpy array
         # without a copy, and pickles a torch tensor.
         await _wait_for_answer(self._actor.deliver_parcel.remote(key, layout, buffer.numpy()))
+
+    async def deliver_file(self, key: HandoffKey, layout: ParcelLayout, path: Path) -> None:
+        await self._ask("deliver_file", key, layout, path)
 
     async def keep_checkpoint(self, key: HandoffKey) -> None:
         await self._ask("keep_checkpoint", key)

@@ -162,7 +162,9 @@ class WorkerParts:
                 if self._link is not None and former.link_name is not None:
                     self._link.remove_peer(former.link_name)
             link_name = await self._add_link(ready.address)
-            self._peers[worker_id] = RemotePeer(actor, ready.channel, link_name, ready.node_id)
+            self._peers[worker_id] = RemotePeer(
+                actor, ready.channel, link_name, ready.node_id, shares_memory=ready.node_id == _get_node_id()
+            )
 
     async def make_groups(self, groups: Sequence[HotGroup], number: int) -> int:
         """Make the process groups of the hot set, together with the other workers. Returns the bytes that this worker

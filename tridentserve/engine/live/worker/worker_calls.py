@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from tridentserve.engine.live.channels.channel import Channel
 from tridentserve.engine.live.handoff.peer import HandoffKey
@@ -91,6 +92,9 @@ class WorkerCalls:
 
     async def release_slot(self, key: HandoffKey) -> None:
         await self._parts.handoff.release_slot(key)
+
+    async def deliver_file(self, key: HandoffKey, layout: ParcelLayout, path: Path) -> None:
+        await self._parts.handoff.deliver_file(key, layout, path)
 
     async def keep_checkpoint(self, key: HandoffKey) -> None:
         await self._parts.handoff.keep_checkpoint(key)
