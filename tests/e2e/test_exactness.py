@@ -20,7 +20,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.e2e.conftest import Service, decode_image
-from tests.pipelines.models import ALL, QUICK, VIDEOS, families, family_of, make_inputs, stock_result
+from tests.pipelines.models import ALL, QUICK, VIDEOS, families, family_of, make_image, make_inputs, stock_result
 from tests.support import http
 from tests.support.waiting import PATIENCE_S
 from tridentserve.pipelines.tiny.build import ensure_tiny
@@ -105,16 +105,21 @@ def draw_inputs(draw: Random, family: str, guidance: str, num_outputs: int) -> G
     most = 192 if not is_video else 64 if family in SHARED else 96
     sides = range(64, most + 1, multiple)
     num_frames = (family_of(family).frame_multiple or 0) * draw.choice((0, 1)) + 1
-    return make_inputs(
+    shape = Shape(draw.choice(sides), draw.choice(sides), num_frames)
+    inputs = make_inputs(
         variant=family,
         prompt=draw.choice(PROMPTS),
         negative_prompt=draw.choice(("", "fog, rain")) if family_of(family).negative_prompt else "",
-        shape=Shape(draw.choice(sides), draw.choice(sides), num_frames),
+        shape=shape,
         num_inference_steps=draw.randint(2, 4 if is_video else 8),  # not every stock pipeline can make one
         guidance_scale=round(draw.uniform(*GUIDANCE[guidance]), 2),
         seed=draw.randrange(2**63),
         num_outputs=num_outputs,
     )
+    if not family_of(family).image_pixels:
+        return inputs
+    # These stock pipelines keep the proportions of an image, where the service takes those of the output.
+    return replace(inputs, image=make_image(0, 5 * shape.height // 4, 5 * shape.width // 4))
 
 
 def get_images(service: Service, family: str, inputs: GenerationInputs) -> NDArray[Any]:
@@ -122,6 +127,8 @@ def get_images(service: Service, family: str, inputs: GenerationInputs) -> NDArr
     body, route = _make_body(family, inputs), "generations"
     if inputs.image is not None:
         body, route = body | {"image": base64.b64encode(inputs.image).decode()}, "edits"
+    if inputs.mask is not None:
+        body["mask"] = base64.b64encode(inputs.mask).decode()
     answer = http.post(f"{service.url}/v1/images/{route}", json=body)
     assert answer.status_code == 200, answer.text
     assert {run["degree"] for run in answer.json()["timeline"]} == {1}

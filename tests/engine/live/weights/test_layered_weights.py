@@ -27,7 +27,7 @@ from tridentserve.pipelines import PipelineAdapter, load_adapter
 from tridentserve.pipelines.weights import named_tensors
 from tridentserve.plans import Replica
 from tridentserve.stages import Stage
-from tridentserve.weights_share import LayerSizes, WeightsShare
+from tridentserve.weights_share import SLOT_ALIGNMENT_BYTES, LayerSizes, WeightsShare
 
 __all__ = ["model"]
 CPU = torch.device("cpu")
@@ -205,7 +205,9 @@ def test_the_planners_count_what_workers_keep(model: Callable[[str], Path], vari
         scaled = sizes.scale(copy.layout.nbytes)
         for share in (STREAMED, HALF, WeightsShare(unit=4)):
             kept_bytes = LayeredLayout(copy, share, 0).num_bytes
-            assert kept_bytes == pytest.approx(scaled.count_kept_bytes(share), rel=0.1, abs=16_000), (stage, share)
+            # They count alignments for each layer and shard, which are much in models this small.
+            spare_bytes = 16_000 + 3 * SLOT_ALIGNMENT_BYTES * len(sizes.layers)
+            assert kept_bytes == pytest.approx(scaled.count_kept_bytes(share), rel=0.1, abs=spare_bytes), (stage, share)
 
 
 def test_every_byte_is_in_one_run(model: Callable[[str], Path], tmp_path: Path) -> None:
