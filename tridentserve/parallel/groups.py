@@ -99,16 +99,21 @@ class SequenceGroup(CollectiveGroup):
         """Begin to fill `whole`, a run of as many equal parts as there are members, with the part `mine` of each of
         them: that of rank r comes to the place `positions[r]`. Returns the function that waits for it, which may be
         called after other collectives. Neither tensor may be changed before."""
+        parts = whole.view(self.size, -1)
         with self._guard_collective("gather"):
-            if list(positions) == list(range(self.size)):
-                work = self._get_members()._allgather_base(whole, mine)
+            if find_device(self.device).is_host:
+                # Gloo gathers into memory of its own, as much as `whole`; a broadcast comes where it belongs.
+                parts[positions[self.rank]].copy_(mine)
+                works = [self._get_members().broadcast(parts[place], rank) for rank, place in enumerate(positions)]
+            elif list(positions) == list(range(self.size)):
+                works = [self._get_members()._allgather_base(whole, mine)]
             else:
-                parts = whole.view(self.size, -1)
-                work = self._get_members().allgather([[parts[position] for position in positions]], [mine])
+                works = [self._get_members().allgather([[parts[position] for position in positions]], [mine])]
 
         def finish() -> None:
             with self._guard_collective("gather"):
-                work.wait()
+                for work in works:
+                    work.wait()
 
         return finish
 
