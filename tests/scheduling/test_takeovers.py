@@ -186,3 +186,39 @@ def test_nobody_joins_what_is_being_taken_over_already() -> None:
     effects = engine.scheduler.on(ev.Tick(), 3.1)
     (third,) = plans_of(effects)
     assert (third.takes_over, set(third.request_ids)) == (second.plan_id, {"old", "new", "third"})
+
+
+def test_the_decode_of_one_that_has_ended_calls_nobody_back() -> None:
+    """`x` ends with the plan that is taken over, and is decoded while `y` goes on with `z`."""
+    engine = Engine()
+    (first,) = plans_of(engine.arrive("x", 4, 0.0))
+    (second,) = plans_of(engine.arrive("y", 10, 0.6))
+    engine.finish(first, 1.0, (E, D), 1)
+    (third,) = plans_of(engine.arrive("z", 10, 1.8))
+    assert third.takes_over == second.plan_id
+    (decode,) = plans_of(engine.finish(second, 4.0, (E, D), 3))
+    assert decode.request_ids == ("x",)
+    effects = engine.finish(decode, 6.0, (C,), None)
+    assert [effect.request_id for effect in effects if isinstance(effect, ev.Finish)] == ["x"]
+    requests = engine.scheduler._ledger.requests
+    assert requests["y"].run is requests["z"].run is not None
+    (last,) = plans_of(engine.finish(third, 14.0, (E, D), 7))
+    assert last.request_ids == ("y",)
+
+
+def test_a_plan_that_fails_before_it_takes_over_leaves_the_other_its_requests() -> None:
+    engine = Engine()
+    first, second = engine.take_over()
+    effects = engine.scheduler.on(ev.PlanFailed(second.plan_id, "no memory"), 2.8)
+    assert [effect.request_id for effect in effects if isinstance(effect, ev.Requeue)] == ["new"]
+    engine.finish(first, 3.0, (E, D), 3)
+    assert set(engine.scheduler._ledger.pending) == {"old", "new"}
+    assert engine.scheduler._ledger.requests["old"].steps_done == 3
+
+
+def test_a_plan_that_has_just_been_sent_is_not_taken_over() -> None:
+    """Else two requests could push each other out of a batch, again and again, before it has begun."""
+    engine = Engine()
+    engine.arrive("old", 10, 0.0)
+    assert engine.arrive("new", 4, 0.4) == []
+    assert plans_of(engine.scheduler.on(ev.Tick(), 0.6))

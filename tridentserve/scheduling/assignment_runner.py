@@ -58,7 +58,7 @@ class AssignmentRunner:
     def _take_over(self, assignment: Assignment, now_s: float) -> list[ev.Effect]:
         """Send a plan of a running batch and of those that join it behind the plan that it takes over."""
         requests = [self._ledger.requests[request_id] for request_id in assignment.request_ids]
-        before = self._takeovers.find_run(assignment, requests)
+        before = self._takeovers.find_run(assignment, requests, now_s)
         if before is None or before.plan is None:
             return []
         inherited = {request.spec.request_id: before.view(request, now_s).steps_done + 1 for request in before.requests}
@@ -120,6 +120,7 @@ class AssignmentRunner:
 
     def fail_plan(self, event: ev.PlanFailed, now_s: float) -> list[ev.Effect]:
         """A plan has ended badly."""
+        self._takeovers.give_back(event.plan_id)
         taken_over = self._takeovers.recall(event.plan_id)
         return self._take_in_failure(event, now_s) + self._takeovers.close(taken_over)
 
@@ -238,6 +239,7 @@ class AssignmentRunner:
         expected_s = self._times.leg_s(leg, run, len(members))
         if diffuses:
             run.expect_diffuse_end(now_s + expected_s)
+            run.open_from(now_s)
         elif leg.stages == (Stage.DECODE,):
             self._pool.release(run.workers, run.run_id)
         self._pool.start(plan, expected_s, now_s)

@@ -155,6 +155,8 @@ class Run:
     """The plan that its workers have now."""
     yielding: bool = False
     """It has been preempted: it stops at its next step boundary."""
+    open_s: float = 0.0
+    """The time from which on its plan with D can be taken over: half a step after it was sent."""
     computed: bool = False
     """All its stages are done, and its workers are free; its results are not there yet."""
     given: tuple[Request, ...] = ()
@@ -200,6 +202,10 @@ class Run:
 
     def begin_plan(self, plan: DispatchPlan) -> None:
         self.plan = plan
+
+    def open_from(self, sent_s: float) -> None:
+        """Its plan with D has been sent."""
+        self.open_s = sent_s + self.step_s / 2
 
     def end_plan(self, plan: DispatchPlan, ran: Sequence[Stage], num_steps: int) -> None:
         """Its plan has ended well after the stages `ran` and `num_steps` steps of D."""
@@ -255,6 +261,10 @@ class Run:
         left = plan.num_steps - self.num_steps
         self.plan, self.num_steps, self.predecessor, self.inherited = plan, plan.num_steps, None, {}
         self.diffuse_end_s += left * self.step_s
+
+    def part_from_successor(self) -> None:
+        """The plan that was taken over has ended."""
+        self.successor, self.given = None, ()
 
     def leave(self, request: Request) -> None:
         """A member is cancelled, has ended, or waits for another dispatch."""

@@ -18,11 +18,12 @@ class Takeovers:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
 
-    def find_run(self, assignment: Assignment, requests: Sequence[Request]) -> Run | None:
-        """The run whose plan this assignment of these requests takes over; None where none can be."""
+    def find_run(self, assignment: Assignment, requests: Sequence[Request], now_s: float) -> Run | None:
+        """The run whose plan this assignment of these requests takes over; None where none can be, or not yet: plans
+        that were taken over before their first step, again and again, would get nowhere."""
         runs = {request.run.run_id: request.run for request in requests if request.run is not None}
         run = next(iter(runs.values()), None)
-        if run is None or len(runs) > 1 or run.plan is None or run.is_stopping:
+        if run is None or len(runs) > 1 or run.plan is None or run.is_stopping or now_s < run.open_s:
             return None
         staying = [request for request in requests if request.run is run]
         is_whole = len(staying) == len(run.requests) == len(run.plan.members) < len(requests)
@@ -48,6 +49,19 @@ class Takeovers:
                 self._ledger.resume_run(run)
         return run
 
+    def give_back(self, plan_id: int) -> None:
+        """A plan has failed before it took over another: those of its members that run in the other one belong to that
+        one's run again, which stops at its next step boundary all the same."""
+        run = self._ledger.find_lone_run(plan_id)
+        before = self._ledger.find_lone_run(run.predecessor.plan_id) if run is not None and run.predecessor else None
+        if run is None or before is None or before.successor is not run:
+            return
+        for request in before.given:
+            if request in run.requests:
+                before.take_back(request)
+                self._ledger.resume_run(before)
+        before.part_from_successor()
+
     def find_successor(self, run: Run | None) -> Run | None:
         """The successor of a run, as long as its plan has not ended either."""
         successor = run.successor if run is not None else None
@@ -56,8 +70,11 @@ class Takeovers:
         return successor if self._ledger.find_plan(successor.plan.plan_id) is not None else None
 
     def close(self, run: Run | None) -> list[ev.Effect]:
-        """The end of the plan of a run has been taken in: its successor's plan has begun, or nobody is left in it."""
+        """The end of the plan of a run has been taken in: its successor's plan has begun, or nobody is left in it. Later
+        plans of the run, C of those that have ended, are taken over by none."""
         successor = self.find_successor(run)
+        if run is not None:
+            run.part_from_successor()
         if successor is None or successor.plan is None:
             return []
         if not successor.requests:

@@ -146,6 +146,8 @@ class Recorder:
             self._busy_s[span.stage] += span.gpu_seconds
             for spec in run.specs:
                 self._record_stage(self._entries[spec.request_id], span)
+                if self._keep_plans and outcome != "failed":  # whose results are lost
+                    self._entries[spec.request_id].timeline.append(span)
         if self._keep_plans and run.started_s is not None:
             self._plans.append(
                 PlanRecord(
@@ -172,8 +174,6 @@ class Recorder:
                 entry.last_diffuse = span.workers
             case Stage.DECODE:
                 entry.decode = span.workers[0]
-        if self._keep_plans:
-            entry.timeline.append(span)
 
     def make_result(self, num_workers: int) -> SimulationResult:
         requests = [
