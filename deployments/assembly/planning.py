@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from deployments.assembly.expected_load import list_expected_load
 from deployments.assembly.options import ServiceOptions, make_service_options
 from deployments.config.app import AppArgs
 from dispatch.policies import Policy, find_policy, make_policy
@@ -144,13 +145,6 @@ def list_degrees_in_use(times: StageTimes, load: Sequence[LoadShare], workers: S
     models = {share.model for share in load}
     degrees = {degree for model in models for degree in times.degrees(model, Stage.DIFFUSE)}
     return sorted(degree for degree in degrees if degree <= largest_node)
-
-
-def list_expected_load(args: AppArgs) -> list[LoadShare]:
-    """The load that a configuration expects."""
-    return [
-        LoadShare(entry.model, entry.shape, entry.num_inference_steps, entry.weight) for entry in args.expected_load
-    ]
 
 
 def _make_policy(

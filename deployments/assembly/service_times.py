@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from deployments.assembly.expected_load import list_expected_load
 from deployments.assembly.options import make_service_options
-from deployments.assembly.planning import list_expected_load, list_service_workers
+from deployments.assembly.planning import list_service_workers
 from deployments.assembly.profiles import make_cost_model
 from deployments.config.app import AppArgs
 from deployments.config.models import ModelArgs

@@ -10,10 +10,12 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator, mod
 from deployments.config.base import MEBIBYTES, Args, LocalPath, make_absolute, make_config_error, make_option
 from deployments.config.host_memory import share_host_bytes
 from deployments.config.models import ModelArgs
+from deployments.config.names import name_models
 from deployments.config.planning import DispatchArgs, LoadArgs, ReplanArgs
 from deployments.config.profiling import ProfilingArgs
 from deployments.config.replicas import CheckpointsArgs, ReplicasArgs
 from deployments.config.videos import VideosArgs
+from dispatch.options import Positive
 from dispatch.policies import find_policy
 from tridentserve.byte_sizes import MIB
 from tridentserve.engine.options import EngineOptions, TorchDevice, Transport, WorkerOptions
@@ -58,6 +60,11 @@ class ClusterArgs(Args):
     max_denoising: int | None = make_option(WorkerOptions, "max_denoising")
     max_groups: int = make_option(WorkerOptions, "max_groups")
     cpus_per_worker: float = make_option(WorkerOptions, "num_cpus")
+    resources: dict[str, Positive] = Field(
+        default={},
+        description="Further resources of Ray that one worker reserves, such as `{'accelerator_type:L20': 0.001}`, "
+        "which only nodes with this kind of GPU have.",
+    )
     warm_up: Literal["auto", "never", "always"] = Field(
         default="auto",
         description="Says whether workers run two steps of a few sizes of each model before they take requests, which "
@@ -71,6 +78,13 @@ class ClusterArgs(Args):
         if value != "auto" and not is_number:
             raise make_config_error("", "give a whole number of at least 1, or `auto`")
         return value
+
+    @field_validator("resources")
+    @classmethod
+    def _check_resources(cls, resources: dict[str, float]) -> dict[str, float]:
+        if own := sorted({"CPU", "GPU"} & set(resources)):
+            raise make_config_error(own[0], "the other keys of `cluster` say how many of these a worker reserves")
+        return resources
 
     @model_validator(mode="after")
     def _check_device_name(self) -> ClusterArgs:
@@ -132,7 +146,8 @@ class AppArgs(Args):
     )
     expected_load: list[LoadArgs] = Field(
         default=[],
-        description="Requests to plan for; `placement: auto` and most policies need one entry of each model.",
+        description="Requests to plan for. Of a model without an entry, `placement: auto` and policies that plan for a "
+        "load expect requests that name neither a size nor steps.",
     )
     profiles: list[TableNameOrPath] = Field(
         default=["tiny-cpu"],
@@ -181,6 +196,11 @@ class AppArgs(Args):
     )
     decision_log: LocalPath | None = make_option(EngineOptions, "decision_log")
 
+    @field_validator("models", mode="before")
+    @classmethod
+    def _name_models(cls, models: Any) -> Any:
+        return name_models(models)
+
     @field_validator("models")
     @classmethod
     def _check_names(cls, models: list[ModelArgs]) -> list[ModelArgs]:
@@ -206,13 +226,6 @@ class AppArgs(Args):
     @model_validator(mode="after")
     def _check_keys(self) -> AppArgs:
         names = [model.name for model in self.models]
-        unexpected = [name for name in names if name not in [load.model for load in self.expected_load]]
-        if unexpected and (why := self._needs_load()):
-            raise make_config_error(
-                "expected_load",
-                f"`{why}` needs a size to expect of {', '.join(unexpected)}, at least one, "
-                f"such as {{model: {unexpected[0]}, width: 512, height: 512, num_inference_steps: 20}}",
-            )
         for index, load in enumerate(self.expected_load):
             if load.model not in names:
                 raise make_config_error(f"expected_load[{index}].model", f"unknown model; there are {', '.join(names)}")
@@ -261,13 +274,10 @@ class AppArgs(Args):
                 f"lists {len(self.placement)} workers and there are {self.cluster.num_workers}; list each once",
             )
 
-    def _needs_load(self) -> str | None:
-        """The setting that cannot do without `expected_load`, if any."""
-        if self.placement == "auto":
-            return "placement: auto"
-        if find_policy(self.dispatch.policy).needs_load:
-            return f"dispatch.policy: {self.dispatch.policy}"
-        return "replan.enabled: true" if self.replan.enabled else None
+    @property
+    def needs_load(self) -> bool:
+        """True when a size has to be expected of each model."""
+        return self.placement == "auto" or find_policy(self.dispatch.policy).needs_load or self.replan.enabled is True
 
 
 def _read_worker_placement(entry: Any, key: str, names: list[str]) -> WorkerPlacement:

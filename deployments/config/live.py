@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from deployments.config.app import AppArgs
 from deployments.config.base import describe_problems
+from deployments.config.names import name_models
 from tridentserve.errors import ConfigError
 
 LIVE_KEYS = ("models", "expected_load", "placement", "profiles", "drain_timeout_s")
@@ -38,7 +39,8 @@ def apply_user_config(args: AppArgs, user_config: Any, key: str = "user_config")
         )
     together = {**args.model_dump(exclude_unset=True), **user_config}
     if "models" in user_config and "expected_load" not in user_config and isinstance(user_config["models"], list):
-        names = [model.get("name") for model in user_config["models"] if isinstance(model, Mapping)]
+        together["models"] = name_models(user_config["models"])
+        names = [model.get("name") for model in together["models"] if isinstance(model, Mapping)]
         together["expected_load"] = [load for load in together.get("expected_load", ()) if load["model"] in names]
     try:
         return AppArgs.model_validate(together)

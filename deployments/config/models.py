@@ -115,7 +115,9 @@ class ModelArgs(Args):
     package) and `tiny` (a family; made at first start) is given."""
 
     name: Name = Field(
-        description="Name under which requests ask for the model: letters, digits and `. _ -`, with at most one `/`."
+        description="Name under which requests ask for the model: letters, digits and `. _ -`, with at most one `/`. "
+        "Without it the last part of the folder or of the hub's id, such as `FLUX.1-schnell`, with a number where "
+        "another model has that name."
     )
     path: Annotated[Path | str, PlainValidator(_locate, json_schema_input_type=str)] | None = Field(
         default=None,

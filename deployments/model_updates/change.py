@@ -8,6 +8,7 @@ from typing import Literal
 
 from pydantic import ValidationError
 
+from deployments.assembly.expected_load import assume_load
 from deployments.assembly.planning import make_placement
 from deployments.assembly.profiles import find_profile, list_unmeasured
 from deployments.assembly.service_times import make_service_times
@@ -58,7 +59,7 @@ class KnownModel:
 
 def build_known_model(args: AppArgs, model: ModelArgs, state: ModelState) -> KnownModel:
     """Raises `ModelFolderError` and `ProfileError`."""
-    load = tuple(load for load in args.expected_load if load.model == model.name)
+    load = tuple(load for load in (*args.expected_load, *assume_load(args)) if load.model == model.name)
     return KnownModel(build_served_model(model), model, load, state, find_profile(model, args))
 
 

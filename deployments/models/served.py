@@ -169,6 +169,11 @@ class ServedModel:
         return Shape(wanted.height, wanted.width, max(n for n in self.frame_numbers if n <= max(1, most)))
 
     @property
+    def usual_shape(self) -> Shape:
+        """The shape of a request that names no size, in which an image has `default_side`."""
+        return self.default_shape if self.makes_videos else Shape(self.default_side, self.default_side)
+
+    @property
     def default_fps(self) -> int:
         """Frames per second of a video whose request names none."""
         return self.defaults.fps or self.family.default_fps or _DEFAULT_FPS

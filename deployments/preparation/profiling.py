@@ -26,7 +26,6 @@ from profiler.tables.rows import ProfileRow
 from tridentserve.engine.live.messages import ModelSource
 from tridentserve.errors import ConfigError, TridentServeError
 from tridentserve.models.model_folder import read_family
-from tridentserve.requests import Shape
 from tridentserve.stages import Stage
 
 logger = logging.getLogger(__name__)
@@ -98,9 +97,7 @@ async def _measure_model(model: ModelArgs, args: AppArgs, seats: WorkerSeats, ne
 def find_size_range(model: ModelArgs) -> SizeRange:
     """The sizes that the limits of a model allow. Raises `ModelFolderError`."""
     served = build_served_model(model)
-    side = served.default_side
-    usual = served.default_shape if served.makes_videos else Shape(side, side)
-    return SizeRange(served.smallest, usual, served.longest)
+    return SizeRange(served.smallest, served.usual_shape, served.longest)
 
 
 def measure_model(order: MeasuringOrder, news: Any) -> ProfileTable:

@@ -45,8 +45,7 @@ def _make_order(model: ModelArgs, args: AppArgs, times: CostModel) -> WarmUpOrde
     served = build_served_model(model)
     widest = args.dispatch.max_degree
     degrees = tuple(k for k in times.degrees(model.name, Stage.DIFFUSE) if widest is None or k <= widest)
-    usual = served.default_shape if served.makes_videos else Shape(served.default_side, served.default_side)
-    shapes = choose_shapes(_list_possible(served, args, times, degrees[:1]), usual)
+    shapes = choose_shapes(_list_possible(served, args, times, degrees[:1]), served.usual_shape)
     return WarmUpOrder(model.name, tuple(_make_inputs(served, shape) for shape in shapes), degrees, model.compile)
 
 

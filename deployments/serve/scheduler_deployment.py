@@ -203,7 +203,7 @@ def make_scheduler_deployment(args: AppArgs, cell: int = 0) -> serve.Deployment:
     """The deployment of a cell with its devices reserved: bundle 0 for the replica itself, one bundle per worker. PACK
     fills whole nodes with them where these are free."""
     gpus, cluster = _count_gpus_per_worker(args), take_cell(args, cell).cluster
-    worker = {"CPU": cluster.cpus_per_worker, **({"GPU": gpus} if gpus else {})}
+    worker = {"CPU": cluster.cpus_per_worker, **({"GPU": gpus} if gpus else {}), **cluster.resources}
     return serve.deployment(
         name=name_scheduler(cell),
         num_replicas=1,

@@ -12,6 +12,7 @@ import ray
 from ray.util import get_node_ip_address
 from ray.util.placement_group import PlacementGroup, placement_group_table
 
+from deployments.assembly.expected_load import assume_load
 from deployments.assembly.options import make_service_options
 from deployments.assembly.planning import assemble_service, find_hot_width, list_workers
 from deployments.assembly.service_times import make_service_times
@@ -54,6 +55,9 @@ async def start_engine(args: AppArgs, gpus_per_worker: float, prefix: str = "") 
     specs = list_workers(args, nodes, prefix)
     await measure_unprofiled(args, _list_seats(args, gpus_per_worker, group))
     sources, times = await asyncio.to_thread(_find_model_sources, args), make_service_times(args, specs)
+    for load in assume_load(args):
+        expected = load.model, load.shape, load.num_inference_steps
+        logger.info("expected_load has no entry of %s: requests of %s in %d steps are expected", *expected)
     for lacks in filter(None, map(describe_lacks, args.models)):
         logger.warning(lacks)
     for line in describe_shares(times):

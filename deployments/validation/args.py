@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from deployments.assembly.cell_args import take_cell
+from deployments.assembly.expected_load import assume_load, list_unexpected
 from deployments.assembly.measured_tables import find_folder
 from deployments.assembly.planning import assemble_service, list_service_workers
 from deployments.assembly.profiles import list_missing, list_unmeasured, make_cost_model
@@ -18,6 +19,7 @@ from deployments.config.app import AppArgs
 from deployments.config.base import describe_problems
 from deployments.config.live import apply_user_config
 from deployments.config.models import ModelArgs
+from deployments.config.planning import LoadArgs
 from deployments.models.served import ServedModel, build_served_model
 from profiler import CostModel
 from tridentserve.byte_sizes import MIB
@@ -32,6 +34,8 @@ from tridentserve.stages import Stage
 
 # A model folder's weights may differ by as much from those in its profile; beyond, the profile is of another model.
 _WEIGHTS_FACTOR = 1.5
+# How the key of a request begins that is expected though `expected_load` does not name it.
+_ASSUMED = "expected_load (default of "
 
 
 def check_args(args: Mapping[str, Any], key: str = "args", readable: bool = True) -> list[str]:
@@ -90,7 +94,8 @@ def check_parsed_args(parsed: AppArgs) -> list[str]:
                 problems.append(f"models[{index}].limits: {_describe_no_size(served)}")
             elif model.name not in measured:  # else the service refuses what turns out too large, one by one
                 probes += _make_limit_probes(served, f"models[{index}].limits")
-    probes += _make_load_probes(parsed)
+    is_load_known = all(model.name in models for model in list_unexpected(parsed))
+    probes += _make_load_probes(parsed, assume_load(parsed) if is_load_known else ())
     problems += _check_frames(parsed, models)
     problems += _check_packing(parsed, models)
     if unmeasured:  # nothing can be planned before the start has measured them
@@ -102,7 +107,7 @@ def check_parsed_args(parsed: AppArgs) -> list[str]:
     else:
         problems += _check_weights(parsed.models, weights, times)
         problems += _check_coverage(probes, times)
-        if not problems:
+        if not problems and is_load_known:
             problems += _check_planning(parsed, times, probes)
     return problems
 
@@ -151,9 +156,11 @@ def _make_limit_probes(model: ServedModel, key: str) -> Iterator[RequestSpec]:
         yield RequestSpec(f"{key}.{name}", model.name, shape, model.default_steps)
 
 
-def _make_load_probes(args: AppArgs) -> Iterator[RequestSpec]:
-    for index, load in enumerate(args.expected_load):
-        yield RequestSpec(f"expected_load[{index}]", load.model, load.shape, load.num_inference_steps)
+def _make_load_probes(args: AppArgs, assumed: Sequence[LoadArgs]) -> Iterator[RequestSpec]:
+    keys = [f"expected_load[{index}]" for index in range(len(args.expected_load))]
+    keys += [f"{_ASSUMED}{load.model})" for load in assumed]
+    for key, load in zip(keys, (*args.expected_load, *assumed), strict=True):
+        yield RequestSpec(key, load.model, load.shape, load.num_inference_steps)
 
 
 def _check_frames(args: AppArgs, models: Mapping[str, ServedModel]) -> Iterator[str]:
@@ -202,6 +209,8 @@ def _check_coverage(probes: Sequence[RequestSpec], times: CostModel) -> Iterator
         except ProfileError as error:
             _, is_limit, limit = probe.request_id.partition(".limits.")
             way_out = f", or {'raise' if limit == 'min_side' else 'narrow'} limits.{limit}" if is_limit else ""
+            if probe.request_id.startswith(_ASSUMED):
+                way_out = "; list a size that is profiled in expected_load"
             yield f"{probe.request_id}: {error}{way_out}"
 
 

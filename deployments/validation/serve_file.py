@@ -11,8 +11,9 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from ray.serve.schema import DeploymentSchema, HTTPOptionsSchema, ServeApplicationSchema, ServeDeploySchema
 
+from deployments.config.app import AppArgs
 from deployments.config.base import describe_problems
-from deployments.config.live import SCHEDULER, name_scheduler
+from deployments.config.live import SCHEDULER, apply_user_config, find_user_config, name_scheduler
 from deployments.validation.args import check_args, check_user_config
 
 BUILDER = "deployments.app:build_app"
@@ -48,6 +49,23 @@ def check_config(file: Path) -> list[str]:
     if not any(is_ours(app) for app in config.applications):
         problems.append(f"applications: none has the import_path {BUILDER}")
     return problems
+
+
+def list_unchecked(file: Path) -> list[str]:
+    """One line per model of a good config file of which `check_config` could read nothing, each a model of the hub that
+    is not in the hub's cache here."""
+    config = ServeDeploySchema.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
+    unchecked = []
+    for index, app in enumerate(config.applications):
+        if is_ours(app):
+            deployments = [one.model_dump(exclude_unset=True) for one in app.deployments]
+            args = apply_user_config(AppArgs.model_validate(app.args), find_user_config(deployments))
+            unchecked += [
+                f"applications[{index}].args: {model.hub_model} is not in the cache of the hub here"
+                for model in args.models
+                if model.is_unfetched
+            ]
+    return unchecked
 
 
 def is_ours(app: ServeApplicationSchema) -> bool:

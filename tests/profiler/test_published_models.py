@@ -19,6 +19,7 @@ from profiler.published_models import Component, list_published_models, read_pub
 from tests.pipelines.models import formats_of
 from tridentserve.errors import ProfileError
 from tridentserve.models.model_folder import detect_family, read_component_classes
+from tridentserve.models.number_formats import NumberFormats, find_formats
 from tridentserve.pipelines import load_adapter
 from tridentserve.pipelines.weights import named_tensors
 from tridentserve.stages import Stage
@@ -108,6 +109,16 @@ def test_sizes_are_those_that_the_authors_state(name: str) -> None:
     for encoder in (component for part, component in components.items() if "encoder" in part):
         width = encoder.config.get("hidden_size", encoder.config.get("d_model"))
         assert billions(encoder) == pytest.approx(ENCODERS[encoder.class_name, width], rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["sd3.5-medium", "wan2.2-t2v-a14b", "wan2.2-ti2v-5b"])
+def test_the_weights_in_the_documentation_are_those_of_the_configuration(name: str, tmp_path: Path) -> None:
+    """In the number formats of a GPU, both transformers of A14B together."""
+    folder = write_published(name, tmp_path / name)
+    formats = find_formats(detect_family(folder), NumberFormats(), "cuda")
+    encode, diffuse, decode = (count_weights_bytes(folder, formats)[stage] / 1e9 for stage in Stage)
+    page = (Path(__file__).parents[2] / "docs" / "real-models.md").read_text(encoding="utf-8")
+    assert f"{encode:.1f}, {diffuse:.1f} and {decode:.1f} GB" in page
 
 
 def test_the_vae_of_sdxl_has_its_size() -> None:

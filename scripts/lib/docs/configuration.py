@@ -39,13 +39,13 @@ SECTIONS: dict[str, type[BaseModel]] = {
 _HEADER = "| key | type | default | meaning |\n|---|---|---|---|\n"
 _TABLE = re.compile(re.escape(_HEADER) + r"(?:\|.*\|\n)*")
 _TYPES = {"integer": "integer", "number": "number", "string": "text", "boolean": "boolean"}
-# The facts that a JSON schema cannot state: the short form of one key, and a default from the environment.
+# The facts that a JSON schema cannot state: the short form of one key, and defaults from elsewhere.
 _OWN_TYPES = {
     "dtype": f"{' or '.join(f'`{name}`' for name in FLOAT_FORMATS)}, or mapping",
     "placement": "`auto` or list",
     "memory_mb": "integer or `auto`",
 }
-_OWN_DEFAULTS = {"cache_dir": f"`${CACHE_ENV}`"}
+_OWN_DEFAULTS = {"cache_dir": f"`${CACHE_ENV}`", "name": "after its source"}
 
 
 def fill_tables(page: str) -> str:
@@ -68,8 +68,8 @@ def _format_rows(model: type[BaseModel]) -> Iterator[str]:
     schema = model.model_json_schema()
     for name, field in schema["properties"].items():
         kind = _OWN_TYPES.get(name) or _format_type(field)
-        default = (
-            "required" if name in schema.get("required", ()) else _OWN_DEFAULTS.get(name) or _format_default(field)
+        default = _OWN_DEFAULTS.get(name) or (
+            "required" if name in schema.get("required", ()) else _format_default(field)
         )
         yield f"| `{name}` | {kind} | {default} | {field['description']} |\n"
 

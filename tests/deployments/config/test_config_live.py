@@ -58,7 +58,6 @@ def test_the_load_of_a_model_that_is_left_out_falls_away() -> None:
             {"cluster": {}, "max_retries": 1},
             r"user_config\.cluster: cannot change .*\nuser_config\.max_retries: cannot",
         ),
-        ({"models": [SD3, FLUX]}, r"user_config\.expected_load: .* tiny-flux"),
         ({"models": [{**SD3, "tiny": "x"}]}, r"user_config\.models\[0\]\.tiny: unknown family"),
         ({"models": []}, r"user_config\.models: "),
         ({"models": "tiny-sd3"}, r"user_config\.models: "),
@@ -68,6 +67,13 @@ def test_the_load_of_a_model_that_is_left_out_falls_away() -> None:
 def test_each_mistake_is_reported_with_its_key(user_config: Any, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         live(user_config)
+
+
+def test_models_without_a_name_have_the_one_that_args_would_give_them() -> None:
+    args = AppArgs.model_validate({**ARGS, "models": [{"tiny": "sd3"}, {"tiny": "flux"}]})
+    changed = apply_user_config(args, {"models": [{"tiny": "flux"}, {"tiny": "sd3"}]})
+    assert [model.name for model in changed.models] == ["tiny-flux", "tiny-sd3"]
+    assert changed.expected_load == args.expected_load != []
 
 
 def file_of(tmp_path: Path, user_config: Any) -> Path:

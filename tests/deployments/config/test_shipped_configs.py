@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 import yaml
@@ -31,6 +32,14 @@ def placement_of(path: Path) -> list[str]:
 @pytest.mark.parametrize("path", [*CONFIGS, *OF_GPUS], ids=lambda path: path.stem)
 def test_they_are_good(path: Path) -> None:
     assert check_config(path) == []
+
+
+def test_the_short_configuration_of_the_documentation_is_good(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "real-models.md").read_text(encoding="utf-8")
+    block = page[page.index("    http_options:") : page.index("and three commands:")]
+    file = tmp_path / "my-service.yaml"
+    file.write_text(dedent(block))
+    assert check_config(file) == []
 
 
 @pytest.mark.parametrize(("name", "models"), [("quickstart", ["moving-shapes", "shapes"]), ("tiny", ["tiny-sd3"])])
