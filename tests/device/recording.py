@@ -37,6 +37,7 @@ class RecordingDevice(CpuDevice):
         super().__init__(CPU)
         self.calls: list[str] = []
         self.registered: dict[int, int] = {}
+        self.host_buffers: list[torch.Tensor] = []
         self.error = 0
         self.held = threading.Event()  # copies begin when it is set
         self.held.set()
@@ -58,6 +59,10 @@ class RecordingDevice(CpuDevice):
 
     def hand_over(self, tensors: Iterable[torch.Tensor]) -> None:
         self.calls.append(f"hand over {len(list(tensors))}")
+
+    def make_host_buffer(self, nbytes: int) -> torch.Tensor:
+        self.host_buffers.append(super().make_host_buffer(nbytes))
+        return self.host_buffers[-1]
 
     def register_host_memory(self, buffer: torch.Tensor) -> int:
         assert buffer.data_ptr() not in self.registered

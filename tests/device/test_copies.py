@@ -6,8 +6,10 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,11 +23,12 @@ from tridentserve.engine.live.handoff.buffer import HandoffBuffer
 from tridentserve.engine.live.handoff.peer import HandoffKey
 from tridentserve.engine.live.messages import ModelSource
 from tridentserve.engine.live.transport.nixl_link import NixlLink
-from tridentserve.engine.live.transport.parcel import Parcel
+from tridentserve.engine.live.transport.parcel import Parcel, ParcelLayout
 from tridentserve.engine.live.weights.host_copies import HostCopies
 from tridentserve.engine.live.weights.weights_loader import WeightsLoader
 from tridentserve.engine.live.worker.denoising import StepControl
 from tridentserve.engine.live.worker.executor import StageExecutor
+from tridentserve.engine.live.worker.worker import WorkerParts
 from tridentserve.plans import DispatchPlan, PlanMember, Replica
 from tridentserve.stages import Stage
 
@@ -130,6 +133,51 @@ async def test_a_slot_that_is_being_read_is_not_given_to_others(device: Recordin
     assert torch.equal((await reading).tensors["x"], parcel.tensors["x"])
     assert buffer.used_bytes == 0
     link.close()
+
+
+def has_fast_buffer(parcel: Parcel, device: RecordingDevice, nbytes: int) -> bool:
+    """True when the tensors lie in the only memory that the device has made for fast copies, of so many bytes."""
+    (buffer,) = device.host_buffers
+    return buffer.nbytes == nbytes and parcel.tensors["x"].data_ptr() == buffer.data_ptr()
+
+
+def test_tensors_are_packed_into_memory_that_is_fast_to_copy_to(device: RecordingDevice) -> None:
+    parcel = Parcel({"x": torch.arange(8.0)})
+    packed = Parcel.views(parcel.pack(parcel.layout()), parcel.layout())
+    assert torch.equal(packed.tensors["x"], parcel.tensors["x"])
+    assert has_fast_buffer(packed, device, parcel.layout().nbytes)
+
+
+async def test_what_leaves_a_slot_for_the_host_comes_into_memory_that_is_fast_to_copy_to() -> None:
+    slab, parcel = torch.zeros(1 << 12, dtype=torch.uint8), Parcel({"x": torch.arange(8.0)})
+    link = NixlLink("leaving", slab)
+    with use_recording_device() as device:
+        inbox = HandoffBuffer("b", {}, slab, link)._inbox
+    assert inbox.reserve_slot(KEY, "a", parcel.layout()) == 0
+    parcel.pack_into(slab, parcel.layout())
+    inbox._slots[KEY].arrived = asyncio.get_running_loop().create_future()
+    inbox._slots[KEY].arrived.set_result(None)
+    copied = await inbox.copy_out(KEY, CPU)  # which is the host again
+    assert torch.equal(copied.tensors["x"], parcel.tensors["x"])
+    assert has_fast_buffer(copied, device, parcel.layout().nbytes)
+    link.close()
+
+
+async def test_what_comes_through_rays_store_is_copied_into_memory_that_is_fast_to_copy_from(
+    device: RecordingDevice,
+) -> None:
+    delivered: list[Parcel] = []
+
+    async def deliver_parcel(key: HandoffKey, layout: ParcelLayout, buffer: torch.Tensor) -> None:
+        delivered.append(Parcel.views(buffer, layout))
+
+    options, handoff = SimpleNamespace(torch_device="cpu"), SimpleNamespace(deliver_parcel=deliver_parcel)
+    worker = SimpleNamespace(config=SimpleNamespace(options=options), handoff=handoff)
+    layout = Parcel({"x": torch.arange(8.0)}).layout()
+    came = np.arange(8, dtype=np.float32).view(np.uint8)
+    await WorkerParts.deliver_parcel(cast(Any, worker), KEY, layout, came)
+    assert torch.equal(delivered[0].tensors["x"], torch.arange(8.0))
+    assert has_fast_buffer(delivered[0], device, came.nbytes)
 
 
 async def test_weights_come_beside_what_computes(device: RecordingDevice, tmp_path: Path) -> None:

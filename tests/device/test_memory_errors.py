@@ -14,16 +14,20 @@ import torch
 
 from tests.device.recording import CPU, RecordingDevice, use_recording_device
 from tests.pipelines.models import make_inputs
+from tridentserve.cluster import WorkerSpec
 from tridentserve.device.cuda_device import CudaDevice
 from tridentserve.device.memory_errors import describe_out_of_memory, is_out_of_memory
-from tridentserve.engine.live.messages import ExpectedPeak
+from tridentserve.engine.live.messages import ExpectedPeak, WorkerConfig
+from tridentserve.engine.live.transport.nixl_link import NixlLink
 from tridentserve.engine.live.transport.parcel import Parcel
 from tridentserve.engine.live.weights.replica_store import MemoryBudget, ReplicaStore
 from tridentserve.engine.live.worker.denoising import StepControl
 from tridentserve.engine.live.worker.executor import Execution, StageExecutor
 from tridentserve.engine.live.worker.plan_memory import RunningPlan
 from tridentserve.engine.live.worker.plan_runner import PlanRunner
-from tridentserve.errors import OutOfMemoryError, WorkerError
+from tridentserve.engine.live.worker.worker import _start_link
+from tridentserve.engine.options import Transport, WorkerOptions
+from tridentserve.errors import ConfigError, OutOfMemoryError, WorkerError
 from tridentserve.models.decoded_outputs import DecodedOutputs
 from tridentserve.pipelines.lora.lora_cache import LoraCache
 from tridentserve.plans import DispatchPlan, PlanMember, Replica
@@ -179,6 +183,19 @@ def test_expandable_segments_are_in_the_way_of_nixl(
             patch.setenv(name, setting)
             found = CudaDevice(torch.device("cuda")).find_nixl_obstacle()
             assert found == (f"{name} with expandable_segments" if is_in_the_way else None)
+
+
+def test_a_worker_that_they_are_in_the_way_of_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(transport: Transport) -> NixlLink | None:
+        options = WorkerOptions(handoff_transport=transport)
+        config = WorkerConfig(WorkerSpec("w", "node", 1), 0, "", frozenset(), {}, {}, "", 0, options=options)
+        return _start_link(config, torch.zeros(64, dtype=torch.uint8))
+
+    with use_recording_device() as device:
+        monkeypatch.setattr(device, "find_nixl_obstacle", lambda: "THE_SETTING with expandable_segments")
+        with pytest.raises(ConfigError, match="under THE_SETTING with expandable_segments: unset it, or use"):
+            start("nixl")
+        assert start("host") is None
 
 
 async def test_the_next_plan_has_its_weights_loaded_beside_the_one_that_computes() -> None:

@@ -57,8 +57,9 @@ class Member:
 class Pool:
     """`size` processes, which the tests' own process serves the store for. They end with it, whatever ends it."""
 
-    def __init__(self, size: int) -> None:
-        self._context = choose_context(CPU)
+    def __init__(self, size: int, device: torch.device = CPU) -> None:
+        """`device` is of the kind that the functions compute on."""
+        self._context = choose_context(device)
         self.store = connect_store(is_server=True)
         self._generation = 0
         self._members = [self._start() for _ in range(size)]

@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from tridentserve.device import find_device
 from tridentserve.parallel.attention_calls import RedirectedAttention
 from tridentserve.pipelines import DenoisingState
 from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
@@ -86,8 +87,7 @@ def _run(
     for together in [[state] for state in states] if way == "alone" else [states]:
         began_s = time.perf_counter()
         ended = adapter.advance(together, together[0].num_steps)
-        if adapter.device.type == "cuda":
-            torch.cuda.synchronize()
+        find_device(adapter.device).wait_for_all_work()
         seconds += [time.perf_counter() - began_s]
         latents += [state.tensors["latents"] for state in ended]
     return list(accumulate(seconds)) if way == "alone" else seconds * len(states), latents

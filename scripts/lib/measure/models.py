@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import torch
-
 from lib.command_line import Parser, parse_whole_number
 from profiler.measure.random_weights import write_published
 from profiler.measure.run import MeasureOptions
 from profiler.measure.stages import Source
 from profiler.published_models import list_published_models
+from tridentserve.device import find_device
 from tridentserve.engine.options import WorkerOptions
 from tridentserve.errors import ConfigError
 from tridentserve.models.cache import cache_dir
@@ -96,8 +95,8 @@ def check_model_options(parser: Parser, models: list[str], arguments: argparse.N
     for model in models:
         if model in list_published_models() and not arguments.random_weights and not Path(model).exists():
             parser.error(f"{model} is no model folder here; --random-weights makes the published model of that name")
-    if arguments.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: torch finds no GPU here")
+    if find_device(arguments.device).count_devices() == 0:
+        parser.error(f"--device {arguments.device}: torch finds no GPU here")
 
 
 def choose_name(model: str, arguments: argparse.Namespace) -> str:
