@@ -112,6 +112,7 @@ def _compute_figures(timings: Sequence[Timing], stock_s: Sequence[float] | None)
                 "ratio": _round_all(compute_spread(compute_ratios(timing, first))),
                 "first_step_s": round(timing.first_step_s, 4),
                 "difference": float(f"{timing.difference:.2g}"),
+                "peak_bytes": timing.peak_bytes,
             }
         )
         for timing in timings
