@@ -24,6 +24,7 @@ from profiler.measure.stages import (
     release,
 )
 from profiler.measure.stock import StockPipeline
+from tridentserve.device import find_device
 from tridentserve.errors import TridentServeError
 from tridentserve.models.kernels import Kernels
 from tridentserve.pipelines import PipelineAdapter, kernels
@@ -48,8 +49,9 @@ class Timing:
     difference: float = 0.0
     """The largest difference of the latents after the first step from those of the first way, over the largest of
     these."""
-    peak_bytes: int = 0
-    """The peak of the activations in a step after all rounds, as profile tables have it."""
+    peak_bytes: int | None = None
+    """The peak of the activations in a step after all rounds, as profile tables have it. None where it is not known: of
+    compiled code on a CPU, which torch runs as it is while operators are watched."""
     error: str = ""
     """The reason why the kernel cannot compute the model; empty where it can."""
 
@@ -138,6 +140,8 @@ class _KernelRun:
 
     def measure_peak(self) -> None:
         """One step more, whose memory is watched."""
+        if self.timing.kernels.compiled and not find_device(self._device).counts_allocations:
+            return
         self.timing.peak_bytes = measure_peak_bytes(lambda: self._step(1), self.state.tensors, self._device)
 
     def _step(self, num_steps: int) -> None:

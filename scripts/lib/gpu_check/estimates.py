@@ -20,7 +20,7 @@ def add_estimates(figures: dict[str, Any], device: str) -> dict[str, Any]:
         estimate = _estimate_peak_bytes(figures["model"], Shape.parse(size), device)
         figures["estimates"][size] = estimate
         for row in rows:
-            if estimate is not None and "peak_bytes" in row:
+            if estimate is not None and row.get("peak_bytes"):
                 row["peak_ratio"] = float(f"{row['peak_bytes'] / estimate['peak_bytes']:.4g}")
     return figures
 
