@@ -102,7 +102,7 @@ def _compute_figures(timings: Sequence[Timing], stock_s: Sequence[float] | None)
     """The figures of each way: seconds and ratios as median, lowest and highest. The stock pipeline comes last; its
     ratio is of medians, as it takes no part in the rounds."""
     first = timings[0]
-    figures = [
+    figures: list[dict[str, Any]] = [
         {"attention": timing.kernels.attention, "compiled": timing.kernels.compiled}
         | (
             {"error": timing.error}
@@ -112,6 +112,7 @@ def _compute_figures(timings: Sequence[Timing], stock_s: Sequence[float] | None)
                 "ratio": _round_all(compute_spread(compute_ratios(timing, first))),
                 "first_step_s": round(timing.first_step_s, 4),
                 "difference": float(f"{timing.difference:.2g}"),
+                "peak_bytes": timing.peak_bytes,
             }
         )
         for timing in timings

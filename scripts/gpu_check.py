@@ -4,9 +4,9 @@ folder are enough.
 
 The stages: `tests` (all that are marked gpu), `rates` (bytes between host and GPU, pinned and not, and through NIXL;
 memory beside torch's), `steps` (full-size models with random weights: the stock diffusers pipeline, each attention
-kernel, compiled), `tables` (profile tables of this GPU). Each check runs in a process of its own, and its result is in
-OUT at once; the same command goes on with what is left. Without a GPU nothing is checked. The last line is one JSON
-object.
+kernel, compiled; their memory beside what the shipped tables expect), `tables` (profile tables of this GPU). Each check
+runs in a process of its own, and its result is in OUT at once; the same command goes on with what is left. Without a
+GPU nothing is checked. The last line is one JSON object.
 
 Exit status: 0 when all that was asked for is done (or there is no GPU), 1 when a check failed, 2 for bad usage, 3 when
 time was up before the end.
@@ -27,6 +27,7 @@ from xml.etree import ElementTree
 import torch
 from lib.benchmark import describe_run, print_result
 from lib.command_line import Parser, make_positive
+from lib.gpu_check.estimates import add_estimates
 from lib.gpu_check.jobs import Check, CheckRunner, read_last_line
 
 _ROOT = Path(__file__).parent.parent
@@ -51,7 +52,6 @@ _TABLES = (
     ("wan2.1-14b", "832x480x33", "1"),
 )
 _FULL_SIZE = ("--random-weights", "--device", "cuda")
-_ATTENTIONS = "sdpa,flash,cudnn"
 
 
 def _script(name: str, *arguments: str) -> tuple[str, ...]:
@@ -68,15 +68,19 @@ def list_jobs(folder: Path) -> Iterator[Check]:
         yield Check("rates", f"rates {kind}", _script("gpu_check.py", "--measure", kind), read_last_line)
     for model, size, rounds in _STEPS:
         shared = (model, *_FULL_SIZE, "--sizes", size, "--rounds", str(rounds))
-        eager = _script("compare_kernels.py", *shared, "--without-compile", "--stock", "--attention", _ATTENTIONS)
-        yield Check("steps", f"steps {model} eager", eager, read_last_line)
+        eager = _script("compare_kernels.py", *shared, "--without-compile", "--stock")
+        yield Check("steps", f"steps {model} eager", eager, _read_steps)
         compiled = _script("compare_kernels.py", *shared, "--attention", "sdpa")
-        yield Check("steps", f"steps {model} compiled", compiled, read_last_line)
+        yield Check("steps", f"steps {model} compiled", compiled, _read_steps)
     kept = ("--resume", "--out", str(folder / "profile.csv"))
     for model, sizes, batches in _TABLES:
         points = ("--degrees", "1", "--sizes", sizes, "--batches", batches, "--steps-per-point", "4")
         table = _script("profile_model.py", model, *_FULL_SIZE, *points, *kept)
         yield Check("tables", f"tables {model}", table, _read_said, (0, 3))
+
+
+def _read_steps(output: str) -> dict[str, Any]:
+    return add_estimates(read_last_line(output), torch.cuda.get_device_name(0))
 
 
 def _read_said(output: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Measures the time of a denoising step with each attention kernel, compiled and not, side by side.
+"""Measures the time and the memory of a denoising step with each attention kernel, compiled and not, side by side.
 
 All ways share one set of weights and take turns, so that what else a machine does falls on all of them.
 """
@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import safetensors.torch
+import torch
 
+from profiler.measure.memory import measure_peak_bytes
 from profiler.measure.stages import (
     WARM_UP,
     Source,
@@ -22,6 +24,7 @@ from profiler.measure.stages import (
     release,
 )
 from profiler.measure.stock import StockPipeline
+from tridentserve.device import find_device
 from tridentserve.errors import TridentServeError
 from tridentserve.models.kernels import Kernels
 from tridentserve.pipelines import PipelineAdapter, kernels
@@ -46,6 +49,9 @@ class Timing:
     difference: float = 0.0
     """The largest difference of the latents after the first step from those of the first way, over the largest of
     these."""
+    peak_bytes: int | None = None
+    """The peak of the activations in a step after all rounds, as profile tables have it. None where it is not known: of
+    compiled code on a CPU, which torch runs as it is while operators are watched."""
     error: str = ""
     """The reason why the kernel cannot compute the model; empty where it can."""
 
@@ -64,7 +70,7 @@ def compare_kernels(
     `on_stock` is given their seconds. Raises `ModelFolderError` and `MemoryError` for a model that cannot be loaded,
     and `ProfileError` for a stock pipeline that starts from an image.
     """
-    requests = [build_inputs(source, shape, 1 + WARM_UP + rounds * steps_per_round) for shape in shapes]
+    requests = [build_inputs(source, shape, 2 + WARM_UP + rounds * steps_per_round) for shape in shapes]
     conditions = [safetensors.torch.load(compute_condition(source, inputs, cheap=True)) for inputs in requests]
     release()
     adapters = dict(_load_adapters(source, ways))
@@ -81,6 +87,8 @@ def compare_kernels(
                 seconds = run.advance(1 if number < WARM_UP else steps_per_round)
                 if number >= WARM_UP:
                     run.timing.seconds.append(seconds)
+        for run in able:
+            run.measure_peak()
         if pipeline and on_stock:
             on_stock(inputs.shape, stock_s + pipeline.time_steps(inputs.shape, rounds))
         yield inputs.shape, [run.timing for run in runs]
@@ -128,8 +136,17 @@ class _KernelRun:
 
     def advance(self, num_steps: int) -> float:
         """Seconds of a step."""
+        return measure_seconds(lambda: self._step(num_steps), self._device) / num_steps
 
-        def steps() -> None:
-            (self.state,) = self._adapter.advance([self.state], num_steps)
+    def measure_peak(self) -> None:
+        """One step more, whose memory is watched."""
+        if self.timing.kernels.compiled and not find_device(self._device).counts_allocations:
+            return
+        self.timing.peak_bytes = measure_peak_bytes(lambda: self._step(1), self.state.tensors, self._device)
 
-        return measure_seconds(steps, self.state.tensors["latents"].device) / num_steps
+    def _step(self, num_steps: int) -> None:
+        (self.state,) = self._adapter.advance([self.state], num_steps)
+
+    @property
+    def _device(self) -> torch.device:
+        return self.state.tensors["latents"].device

@@ -7,6 +7,8 @@ operator looks up where it runs: one compilation serves all groups, ranks and de
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any, cast
@@ -61,25 +63,21 @@ def choose_attention(kind: AttentionKind) -> Compute | None:
 
 def choose_compiled_attention(kind: AttentionKind) -> Compute:
     """The same for code that is being compiled, which will run in groups only."""
-    return _OrderedCalls(kind)
+    return functools.partial(_call_operator, kind)
 
 
-class _OrderedCalls:
-    """Calls of the operator, each of which gets the result of the one before: the compiler must not change their order,
-    which is that of the collectives on all ranks."""
-
-    def __init__(self, kind: AttentionKind) -> None:
-        self._kind = kind
-        self._before: torch.Tensor | None = None
-
-    def __call__(self, sdpa: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        self._before = output = _call_operator(self._kind, self._before, query, key, value, *args, **kwargs)
-        return output
+def order_calls(graph: torch.fx.GraphModule) -> None:
+    """Have each call of the operator in a graph get the result of the one before, also where nothing else depends on
+    it: the compiler must not change their order, which is that of the collectives on all ranks."""
+    calls = [node for node in graph.graph.nodes if node.target == torch.ops.tridentserve.share_attention.default]
+    for before, call in itertools.pairwise(calls):
+        call.args = (*call.args[:-1], before)
+    graph.recompile()
 
 
 def _call_operator(
     kind: AttentionKind,
-    before: torch.Tensor | None,
+    sdpa: Any,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -89,9 +87,9 @@ def _call_operator(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """The arguments behind `before` are SDPA's."""
+    """The arguments behind `sdpa`, which is not called here, are SDPA's."""
     output: torch.Tensor = _share_attention(
-        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, kind, before
+        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, kind, None
     )
     return output
 
@@ -109,6 +107,7 @@ def _share_attention(
     kind: str,
     before: torch.Tensor | None,
 ) -> torch.Tensor:
+    """`before` is there for the order of calls alone."""
     compute = choose_attention(cast(AttentionKind, kind))
     assert compute is not None, "compiled for groups, and called outside of one"
     options = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}

@@ -13,11 +13,13 @@ from typing import Any, cast
 
 import torch
 import torch.compiler.config
+from torch._dynamo.exc import RestartAnalysis, SkipFrame
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tridentserve.errors import ConfigError
 from tridentserve.models.kernels import Attention, Kernels
 from tridentserve.parallel import ulysses
+from tridentserve.parallel.attention_calls import order_calls
 from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
 from tridentserve.pipelines.base import PipelineAdapter
 from tridentserve.pipelines.compile_cache import remove_damaged
@@ -30,6 +32,9 @@ _BACKENDS: dict[Attention, SDPBackend] = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "math": SDPBackend.MATH,
 }
+# Raised by a backend that does not fail, but asks torch to trace the code again, as where a number has to be a constant
+# of the code, or to run the code as it is.
+_REQUESTS_OF_TORCH = (RestartAnalysis, SkipFrame)
 _DENOISERS = ("transformer", "transformer_2", "unet")
 
 
@@ -86,14 +91,19 @@ def _make_backend(attention: Attention) -> Callable[..., Any]:
 
     def compile_graph(graph: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
         """The compiled graph, or the graph itself where the compiler fails: slower code is better than none."""
+        order_calls(graph)
         with cast(Any, torch.compiler.config).patch(cache_key_tag=f"attention {attention}"):
             try:
                 return inductor(graph, *args, **kwargs)
+            except _REQUESTS_OF_TORCH:
+                raise
             except Exception as error:  # of a C++ compiler, a linker, a loader, or torch itself
                 failure = error
             if remove_damaged():
                 try:
                     return inductor(graph, *args, **kwargs)
+                except _REQUESTS_OF_TORCH:
+                    raise
                 except Exception as error:
                     failure = error
         logger.warning(

@@ -70,8 +70,8 @@ class Takeovers:
         return successor if self._ledger.find_plan(successor.plan.plan_id) is not None else None
 
     def close(self, run: Run | None) -> list[ev.Effect]:
-        """The end of the plan of a run has been taken in: its successor's plan has begun, or nobody is left in it. Later
-        plans of the run, C of those that have ended, are taken over by none."""
+        """The end of the plan of a run has been taken in: its successor's plan has begun, or nobody is left in it. No
+        later plan of the run, C of those that have ended, is taken over."""
         successor = self.find_successor(run)
         if run is not None:
             run.part_from_successor()

@@ -10,6 +10,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
 from torch.nn import functional
 
 from tests.parallel.members import Member, Pool
@@ -123,3 +124,48 @@ def test_a_block_is_one_graph_with_its_attention_in_any_group(pool: Pool, size: 
         assert result["graphs"] == [1, 1, 2, 2]
         assert result["attentions"] == [1, 1, 0, 0]
         assert result["difference"] <= TOLERANCE
+
+
+class TwoAttentions(nn.Module):
+    """Two whose outputs do not depend on each other, as in blocks of Stable Diffusion 3.5."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.second = Attention(), Attention()
+        self.requires_grad_(False)
+        for attention in self.children():
+            attention.forward = ulysses._shard_forward(attention.forward, "text last")
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.first(tokens) + self.second(functional.gelu(tokens))
+        return output
+
+
+def find_order(member: Member) -> list[bool]:
+    """For each attention in the graph that the compiler gets: does it take the result of the one before it?"""
+    links: list[bool] = []
+
+    def note_links(graph: torch.fx.GraphModule, examples: list[torch.Tensor]) -> torch.fx.GraphModule:
+        calls = [node for node in graph.graph.nodes if OPERATOR in str(node.target)]
+        links.extend(call.args[-1] is before for before, call in zip([None, *calls], calls, strict=False))
+        return graph
+
+    tokens = torch.randn(2, 8, CHANNELS, generator=torch.Generator().manual_seed(0))
+    torch._dynamo.reset()
+    kernels._make_backend.cache_clear()
+    with patch.object(torch._dynamo, "lookup_backend", lambda name: aot_autograd(fw_compiler=note_links)):
+        block = TwoAttentions()
+        compiled = kernels._compile_forward(block.forward, "sdpa")
+        with sequence_parallel(member.group("ordered")):
+            sharding = ulysses.get_current_sharding()
+            assert sharding is not None
+            share = sharding.shard(tokens)
+            assert float((compiled(share) - block(share)).abs().max()) <= TOLERANCE
+    kernels._make_backend.cache_clear()
+    return links
+
+
+def test_attentions_of_a_graph_that_do_not_need_each_other_have_an_order(pool: Pool) -> None:
+    """Their collectives have the order of the graph on all ranks."""
+    assert pool.run(find_order, 2) == [[True, True], [True, True]]

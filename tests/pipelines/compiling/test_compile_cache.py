@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.exc import SkipFrame, TensorifyScalarRestartAnalysis
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from tridentserve.pipelines import compile_cache, kernels
@@ -131,3 +132,38 @@ def test_compilation_is_tried_again_without_what_was_damaged(folder: Path, compi
     compiler += [ImportError("zeros.main.so: invalid ELF header"), again]
     assert run(kernels._make_backend("sdpa")(make_graph(), [])) == (6.0 if isinstance(again, Exception) else 300.0)
     assert not compiler
+
+
+@pytest.mark.parametrize("request_of_torch", [TensorifyScalarRestartAnalysis(), SkipFrame("run it as it is")])
+@pytest.mark.parametrize("failures", [0, 1])
+def test_torch_s_own_requests_reach_torch(
+    folder: Path, compiler: list[Any], caplog: pytest.LogCaptureFixture, request_of_torch: Exception, failures: int
+) -> None:
+    """It raises them from compilers that do not fail, such as to trace the code again; also at the second try."""
+    write_library(folder / "ab" / "zeros.main.so", bytes(5000))
+    compiler += [*[ImportError("zeros.main.so: invalid ELF header")] * failures, request_of_torch]
+    with pytest.raises(type(request_of_torch)):
+        kernels._make_backend("sdpa")(make_graph(), [])
+    assert not compiler
+    assert "torch.compile fails here" not in caplog.text
+
+
+class Limit(torch.nn.Module):
+    def forward(self, values: torch.Tensor, limit: float) -> torch.Tensor:
+        return 2 * values.clamp(max=limit)
+
+
+@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="needs a C++ compiler")
+@pytest.mark.filterwarnings("default::DeprecationWarning")  # modules that Inductor imports have them
+def test_code_with_a_number_that_changes_is_compiled(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The compiler itself, which asks for another trace there."""
+    kernels._make_backend.cache_clear()
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    forward, values = kernels._compile_forward(Limit().forward, "sdpa"), torch.linspace(-1, 1, 32)
+    difference = (forward(values, 0.5) - Limit()(values, 0.5)).abs().max()
+    assert float(difference) <= 1e-4
+    stats = torch._dynamo.utils.counters["stats"]
+    assert stats["unique_graphs"] == 1
+    assert stats["calls_captured"] > 3, "traced once only: this number has not made the compiler ask for more"
+    assert "torch.compile fails here" not in caplog.text

@@ -101,11 +101,12 @@ def test_the_compiler_keeps_what_it_makes_for_each_kernel_apart(monkeypatch: pyt
         return lambda *_: tags.append((name, torch.compiler.config.cache_key_tag))
 
     monkeypatch.setattr(torch._dynamo, "lookup_backend", lookup)
+    graph = torch.fx.symbolic_trace(lambda x: x)
     kernels._make_backend.cache_clear()
     try:
         for attention in ATTENTIONS:
             assert kernels._make_backend(attention) is kernels._make_backend(attention)
-            kernels._make_backend(attention)(None, [])
+            kernels._make_backend(attention)(graph, [])
     finally:
         kernels._make_backend.cache_clear()
     assert len(set(tags)) == len(ATTENTIONS)

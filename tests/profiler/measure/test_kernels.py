@@ -44,6 +44,10 @@ def test_each_way_is_timed_or_its_reason_reported(tiny_cache: Path, random_weigh
         assert len(stock.seconds) == len(math.seconds) == 3
         assert min(stock.first_step_s, math.first_step_s, *stock.seconds, *math.seconds) > 0
         assert stock.difference == 0
+        assert stock.peak_bytes
+        assert math.peak_bytes
+        assert math.peak_bytes > stock.peak_bytes, "`math` keeps the scores of all pairs of tokens"
+        assert cudnn.peak_bytes is None
         assert 0 <= math.difference < 1e-5, "the same weights, the same request"
         assert cudnn.error.startswith("the attention kernel 'cudnn' cannot compute the attention of sd3 here")
         assert not cudnn.seconds
@@ -135,6 +139,7 @@ def test_compiled_ways_are_measured_too(
         ("math", True),
     ]
     assert max(row["difference"] for row in rows) < 1e-5
+    assert [row["peak_bytes"] is None for row in rows] == [False, False, True, True], "on a CPU"
     assert traced
 
 

@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from lib.gpu_check.estimates import add_estimates
 from lib.gpu_check.jobs import Check, CheckRunner, read_last_line
+from lib.measure.models import parse_shapes
 
 from tests.support.waiting import wait_until
+from tridentserve.models.kernels import ATTENTIONS
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "scripts" / "gpu_check.py"
@@ -94,7 +97,9 @@ def test_all_stages_have_checks_that_their_scripts_understand(tmp_path: Path) ->
         parse = runpy.run_path(str(ROOT / "scripts" / f"{name}.py"))["_parse_arguments"]
         for each in jobs:
             if each.command[1].endswith(f"{name}.py"):
-                parse([*(part if part != "cuda" else "cpu" for part in each.command[2:])])
+                parsed = parse([*(part if part != "cuda" else "cpu" for part in each.command[2:])])
+                if each.name.endswith("eager"):
+                    assert parsed.attention == list(ATTENTIONS)
 
 
 def test_a_report_of_the_tests_is_read(tmp_path: Path) -> None:
@@ -111,3 +116,33 @@ def test_a_report_of_the_tests_is_read(tmp_path: Path) -> None:
         "skipped": 0,
         "broken": [{"test": "a.c", "said": "no"}],
     }
+
+
+def test_the_memory_of_steps_stands_beside_what_is_expected() -> None:
+    rows: list[dict[str, Any]] = [
+        {"attention": "sdpa", "peak_bytes": 93930044},
+        {"attention": "math", "peak_bytes": 2 * 93930044},
+        {"attention": "cudnn", "error": "a mask"},
+    ]
+    figures = {"model": "sd3-medium", "sizes": {"512x512": rows, "8192x8192": [{"peak_bytes": 1}]}}
+    added = add_estimates(figures, "NVIDIA H200")
+    assert added["estimates"]["512x512"] == {"peak_bytes": 93930044, "table": "h200", "device": "NVIDIA H200"}
+    assert [row.get("peak_ratio") for row in rows] == [1.0, 2.0, None]
+    assert added["estimates"]["8192x8192"] is None
+    assert added["sizes"]["8192x8192"] == [{"peak_bytes": 1}]
+
+
+def test_memory_that_no_table_of_this_gpu_has_is_expected_from_another() -> None:
+    figures = {"model": "hunyuanvideo", "sizes": {"960x544x33": [{"peak_bytes": 10**9}]}}
+    (estimate,) = add_estimates(figures, "some new GPU")["estimates"].values()
+    assert estimate["table"] == "h100"
+    assert add_estimates({"model": "unknown", "sizes": {"512x512": []}}, "NVIDIA H200")["estimates"] == {
+        "512x512": None
+    }
+
+
+def test_the_steps_that_gpu_check_takes_have_an_estimate() -> None:
+    for model, size, _ in runpy.run_path(str(SCRIPT))["_STEPS"]:
+        (shape,) = parse_shapes(size)
+        (estimate,) = add_estimates({"model": model, "sizes": {str(shape): []}}, "NVIDIA H200")["estimates"].values()
+        assert estimate is not None, model
