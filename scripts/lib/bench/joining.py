@@ -27,7 +27,8 @@ class _Joins:
     inner: Dispatcher
 
     def decide(self, view: ClusterView) -> Decisions:
-        running, waiting = view.running, view.pending
+        running = [each for each in view.running if each.stage is not Stage.DECODE]
+        waiting = view.pending
         if not running or not waiting:
             return self.inner.decide(view)
         if any(each.yielding or each.stage is not Stage.DIFFUSE for each in running):
