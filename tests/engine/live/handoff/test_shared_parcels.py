@@ -108,5 +108,17 @@ def test_what_a_killed_worker_has_left_is_removed(directory: Path) -> None:
     assert list_files(directory) == [own]
 
 
+def test_what_another_user_has_left_stays(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    left = directory / f"tridentserve-parcel-{2**22 + 1}-0"
+    left.touch()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        SharedParcels(HOST)
+    assert list_files(directory) == [left]
+
+
 def list_files(directory: Path) -> list[Path]:
     return list(directory.iterdir())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import mmap
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -74,8 +75,9 @@ class SharedParcels:
         return buffer
 
     def _remove_stale(self) -> None:
-        """Remove what workers that were killed have left."""
+        """Remove what workers that were killed have left, but for those of other users."""
         for path in _SHARED_DIR.glob(f"{_PREFIX}*"):
             process_id = path.name.removeprefix(_PREFIX).partition("-")[0]
             if not Path("/proc", process_id).exists():
-                path.unlink(missing_ok=True)
+                with suppress(OSError):
+                    path.unlink()
