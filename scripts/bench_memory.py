@@ -42,6 +42,7 @@ from tridentserve.engine.live.messages import WorkerConfig
 from tridentserve.engine.live.spawning.spawner import ActorSpawner
 from tridentserve.engine.live.updates import CompletedUpdate
 from tridentserve.engine.live.worker_handle import WorkerHandle
+from tridentserve.models.cache import cache_dir
 from tridentserve.protocols import Dispatcher
 from tridentserve.requests import GenerationInputs, Shape
 
@@ -126,7 +127,7 @@ def _parse_arguments() -> argparse.Namespace:
 
 
 async def _measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], bool]:
-    model = LargeModel.make(_MODEL, folder, options.layers, options.heads)
+    model = LargeModel.make(_MODEL, folder, options.layers, options.heads, cache_dir())
     budget = options.memory_mb * MIB
     if model.diffuse_bytes <= budget:
         sys.exit(

@@ -12,7 +12,6 @@ import diffusers
 import torch
 
 from profiler.tables.rows import ProfileTable, read_shipped_table, write_table
-from tridentserve.models.cache import cache_dir
 from tridentserve.models.model_folder import stage_weights_bytes
 from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.stages import Stage
@@ -33,10 +32,11 @@ class LargeModel:
     """The weights of D."""
 
     @classmethod
-    def make(cls, name: str, folder: Path, layers: int, heads: int) -> LargeModel:
-        """Write its files below `folder`: with 32 heads one layer of 38 MB, and `layers` of 16 MB."""
+    def make(cls, name: str, folder: Path, layers: int, heads: int, cache: Path) -> LargeModel:
+        """Write its files below `folder`: with 32 heads one layer of 38 MB, and `layers` of 16 MB. `cache` has the
+        tiny models."""
         target = folder / name
-        shutil.copytree(ensure_tiny("flux", cache_dir()), target)
+        shutil.copytree(ensure_tiny("flux", cache), target)
         config: dict[str, Any] = json.loads((target / "transformer" / "config.json").read_text())
         config = {key: value for key, value in config.items() if not key.startswith("_")}
         config |= {"num_layers": 1, "num_single_layers": layers, "num_attention_heads": heads}

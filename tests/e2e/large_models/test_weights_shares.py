@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,22 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import diffusers
 import numpy as np
 import pytest
+from lib.compare.large_models import LargeModel
 
-from profiler.tables.rows import ProfileTable, read_shipped_table, write_table
 from tests.e2e.conftest import Service, decode_image
 from tests.e2e.test_faults import running
 from tests.pipelines.models import stock_result
-from tests.pipelines.variants import replace_model
 from tests.support import http
 from tests.support.waiting import PATIENCE_S, wait_until
 from tridentserve.byte_sizes import MIB
-from tridentserve.models.model_folder import stage_weights_bytes
-from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.requests import GenerationInputs, Shape
-from tridentserve.stages import Stage
 
 MODEL = "large-flux"
 MEMORY_MB = 96
@@ -35,34 +29,23 @@ WORKERS = {"divided": 2, "streamed": 1}
 
 
 @pytest.fixture(scope="module")
-def folder(tiny_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tiny_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> LargeModel:
     """FLUX of many layers."""
-    folder = tmp_path_factory.mktemp("large") / "flux"
-    shutil.copytree(ensure_tiny("flux", tiny_cache), folder)
-    replace_model(diffusers.FluxTransformer2DModel, num_layers=1, num_single_layers=24, num_attention_heads=16)(folder)
-    assert stage_weights_bytes(folder)[Stage.DIFFUSE] > MEMORY_MB * MIB
-    return folder
+    made = LargeModel.make(MODEL, tmp_path_factory.mktemp("large"), layers=24, heads=16, cache=tiny_cache)
+    assert made.diffuse_bytes > MEMORY_MB * MIB
+    return made
 
 
 @pytest.fixture(scope="module")
-def table(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The times of the tiny FLUX, with the weights of the large one."""
-    known, path = read_shipped_table("tiny-cpu"), tmp_path_factory.mktemp("table") / "large.csv"
-    held = stage_weights_bytes(folder)
-    rows = tuple(replace(row, model=MODEL) for row in known.rows if row.model == "tiny-flux" and row.degree <= 2)
-    weights = tuple(
-        replace(row, model=MODEL, weights_bytes=held[row.stage]) for row in known.weights if row.model == "tiny-flux"
-    )
-    write_table(path, ProfileTable("large", rows, weights))
-    return path
+def folder(model: LargeModel) -> Path:
+    return model.folder
 
 
 @pytest.fixture(scope="module", params=list(WORKERS))
 def large(
     request: pytest.FixtureRequest,
     service: Service,
-    folder: Path,
-    table: Path,
+    model: LargeModel,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Service]:
     from ray import serve
@@ -72,8 +55,8 @@ def large(
 
     scratch, way = tmp_path_factory.mktemp(request.param), request.param
     args: dict[str, Any] = {
-        "models": [{"name": MODEL, "path": str(folder), "weights": way, "limits": {"max_side": SIDE}}],
-        "profiles": [str(table)],
+        "models": [{"name": MODEL, "path": str(model.folder), "weights": way, "limits": {"max_side": SIDE}}],
+        "profiles": [str(model.table)],
         "cluster": {"workers_per_node": WORKERS[way], "memory_mb": MEMORY_MB, "cpus_per_worker": 0.1},
         "handoff": {"capacity_mb": 1},
         "videos": {"data_dir": str(scratch / "videos")},

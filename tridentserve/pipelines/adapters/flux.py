@@ -17,6 +17,7 @@ from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
 from tridentserve.pipelines.adapters.packed_sequence import (
     NoiseCall,
     PackedSequence,
+    PackingAdapter,
     install_attention,
     install_joint_blocks,
     install_modulation,
@@ -27,7 +28,7 @@ from tridentserve.pipelines.base import Tensors
 from tridentserve.requests import GenerationInputs, Shape
 
 
-class FluxAdapter(DiffusersAdapter):
+class FluxAdapter(PackingAdapter, DiffusersAdapter):
     """`FluxPipeline`.
 
     Condition: prompt_embeds (1, T5 tokens, joint dim), pooled_prompt_embeds (1, pooled dim), text_ids (T5 tokens, 3).

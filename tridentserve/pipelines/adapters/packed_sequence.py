@@ -11,6 +11,7 @@ Hooks are installed once, when the first such step comes. They act inside `Packe
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -41,6 +42,19 @@ class NoiseCall:
     """The other inputs of the transformer."""
     shared: Tensors
     """The tensors of the request, for those that all rows have in common (positions)."""
+
+
+class PackingAdapter(ABC):
+    """The part that an adapter has in addition where its requests of different sizes share steps
+    (`Family.packs_sizes`)."""
+
+    @abstractmethod
+    def _predict_noises(self, calls: Sequence[NoiseCall]) -> list[torch.Tensor]:
+        """Do what `_predict_noise` does for requests of different sizes at once, as one packed sequence."""
+
+    @abstractmethod
+    def _install_packing(self) -> None:
+        """Hook the transformer for packed sequences, once. Without one the hooks change nothing."""
 
 
 class PackedSequence:

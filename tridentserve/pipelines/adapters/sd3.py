@@ -14,6 +14,7 @@ from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
 from tridentserve.pipelines.adapters.packed_sequence import (
     NoiseCall,
     PackedSequence,
+    PackingAdapter,
     install_attention,
     install_joint_blocks,
     install_modulation,
@@ -28,7 +29,7 @@ from tridentserve.requests import GenerationInputs, Shape
 _T5_TOKENS = 256
 
 
-class SD3Adapter(DiffusersAdapter):
+class SD3Adapter(PackingAdapter, DiffusersAdapter):
     """`StableDiffusion3Pipeline`. With guidance, the condition has two rows: negative, then positive.
 
     Condition: prompt_embeds (rows, 77 + T5 tokens, joint dim) and pooled_prompt_embeds (rows, pooled dim).

@@ -20,7 +20,7 @@ from tridentserve.parallel.guidance import share_passes
 from tridentserve.parallel.ulysses import get_current_group
 from tridentserve.pipelines import block_cache
 from tridentserve.pipelines.adapters.denoising_request import GENERATOR, LORAS, SCHEDULER_PREFIX, DenoisingRequest
-from tridentserve.pipelines.adapters.packed_sequence import NoiseCall
+from tridentserve.pipelines.adapters.packed_sequence import NoiseCall, PackingAdapter
 from tridentserve.pipelines.adapters.step_caches import StepCaches, may_skip
 from tridentserve.pipelines.base import DenoisingState, PipelineAdapter, Tensors
 from tridentserve.pipelines.lora.lora_cache import LoraCache
@@ -119,6 +119,7 @@ class SteppingAdapter(PipelineAdapter):
         self, requests: list[DenoisingRequest], timesteps: list[torch.Tensor], inputs: list[torch.Tensor]
     ) -> Sequence[torch.Tensor]:
         """Predict the noise of each request, (passes, outputs, ...), with all passes of all of them in one sequence."""
+        assert isinstance(self, PackingAdapter), self.family
         if not self._is_packing_installed:
             self._install_packing()
             self._is_packing_installed = True
@@ -250,14 +251,6 @@ class SteppingAdapter(PipelineAdapter):
         pass and output. `shared` holds the tensors of one request, for those that all requests have in common
         (positions).
         """
-
-    def _predict_noises(self, calls: Sequence[NoiseCall]) -> list[torch.Tensor]:
-        """Do what `_predict_noise` does for requests of different sizes at once, as one packed sequence."""
-        raise NotImplementedError(self.family)
-
-    def _install_packing(self) -> None:
-        """Hook the transformer for packed sequences, once. Without one the hooks change nothing."""
-        raise NotImplementedError(self.family)
 
     @contextmanager
     def _run_stage(self, stage: Stage) -> Iterator[None]:

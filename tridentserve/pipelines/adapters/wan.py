@@ -16,6 +16,7 @@ from tridentserve.pipelines.adapters.conditions import list_negative_prompts, li
 from tridentserve.pipelines.adapters.packed_sequence import (
     NoiseCall,
     PackedSequence,
+    PackingAdapter,
     install_attention,
     pack,
     unpack_patches,
@@ -25,7 +26,7 @@ from tridentserve.pipelines.base import Tensors
 from tridentserve.requests import GenerationInputs, Shape
 
 
-class WanAdapter(VideoAdapter):
+class WanAdapter(PackingAdapter, VideoAdapter):
     """`WanPipeline`. With guidance, the condition has two rows: negative, then positive.
 
     Condition: prompt_embeds (rows, 512, text dim). Latents: (num_outputs, channels, latent frames, height / 8, width

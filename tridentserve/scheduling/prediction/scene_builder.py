@@ -166,14 +166,14 @@ class SceneBuilder:
 
     def _add_run(self, rehearsal: Rehearsal, run: Run, pools: list[RehearsedPool]) -> None:
         now_s, request = self._now_s, run.requests[0]
-        stages = run.plan.stages if run.plan is not None else run.legs[0].stages if run.legs else ()
-        index, degree = self._find_pool(run.assignment.diffuse), len(run.assignment.diffuse)
-        diffuses = Stage.DIFFUSE in stages or any(Stage.DIFFUSE in leg.stages for leg in run.legs)
-        until_s = max(now_s, run.diffuse_end_s)
         if run.computed:
             for each in run.requests:
                 rehearsal.add_ending(each.spec.request_id, None, 0, now_s)
             return
+        stages = run.plan.stages if run.plan is not None else run.legs[0].stages if run.legs else ()
+        index, degree = self._find_pool(run.assignment.diffuse), len(run.assignment.diffuse)
+        diffuses = Stage.DIFFUSE in stages or any(Stage.DIFFUSE in leg.stages for leg in run.legs)
+        until_s = max(now_s, run.diffuse_end_s)
         for name in [each.spec.request_id for each in run.requests[1:]]:
             rehearsal.add_ending(name, None, 0, until_s)  # its batch ends together, or waits again then
         if diffuses:
