@@ -82,7 +82,7 @@ def assemble_service(
     `placement`: the one to start with, where it is not that of the configuration.
 
     Raises `ConfigError`, beginning with the key at fault, for what cannot work on these workers."""
-    options, load = make_service_options(args), list_expected_load(args)
+    options, load = make_service_options(args), list_expected_load(args, times)
     with _name_key(f"dispatch.policy: {args.dispatch.policy}"):
         policy = alter(_make_policy(options, times, specs, load))
     if placement is None:
@@ -98,7 +98,7 @@ def make_placement(
 ) -> PlacementPlan:
     """The start placement of a service: as configured, else what the policy stands for (a new one without `policy`),
     else the Orchestrator's for the expected load. Raises `PlacementError`."""
-    options, load = make_service_options(args), list_expected_load(args)
+    options, load = make_service_options(args), list_expected_load(args, times)
     policy = policy or _make_policy(options, times, specs, load)
     if args.placement != "auto":
         return build_fixed_placement(args.placement, specs, [model.name for model in args.models])

@@ -45,7 +45,7 @@ def share_service_stages(args: AppArgs, times: CostModel, workers: Sequence[Work
         for model in args.models
         for stage in Stage
     }
-    options, load = make_service_options(args), list_expected_load(args)
+    options, load = make_service_options(args), list_expected_load(args, times)
     _check_ways(args, {kind.model for kind in load if kind.weight > 0})
     reserve_bytes = options.worker.reserve_bytes
     workers = list_service_workers(args) if workers is None else workers

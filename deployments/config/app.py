@@ -147,7 +147,7 @@ class AppArgs(Args):
     expected_load: list[LoadArgs] = Field(
         default=[],
         description="Requests to plan for. Of a model without an entry, `placement: auto` and policies that plan for a "
-        "load expect requests that name neither a size nor steps.",
+        "load expect requests that name neither a size nor steps, smaller where that size was not profiled.",
     )
     profiles: list[TableNameOrPath] = Field(
         default=["tiny-cpu"],

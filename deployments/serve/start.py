@@ -55,7 +55,7 @@ async def start_engine(args: AppArgs, gpus_per_worker: float, prefix: str = "") 
     specs = list_workers(args, nodes, prefix)
     await measure_unprofiled(args, _list_seats(args, gpus_per_worker, group))
     sources, times = await asyncio.to_thread(_find_model_sources, args), make_service_times(args, specs)
-    for load in assume_load(args):
+    for load in assume_load(args, times):
         expected = load.model, load.shape, load.num_inference_steps
         logger.info("expected_load has no entry of %s: requests of %s in %d steps are expected", *expected)
     for lacks in filter(None, map(describe_lacks, args.models)):

@@ -9,7 +9,7 @@ import pytest
 
 from deployments.assembly.expected_load import assume_load, list_expected_load
 from deployments.assembly.planning import assemble_service, list_service_workers
-from deployments.assembly.profiles import list_unmeasured
+from deployments.assembly.profiles import list_unmeasured, make_cost_model
 from deployments.assembly.service_times import make_service_times
 from deployments.config.app import AppArgs
 from deployments.model_updates.change import build_known_model
@@ -89,3 +89,13 @@ def test_a_default_outside_the_profile_is_named(tmp_path: Path) -> None:
     )
     assert any(line.startswith("args.expected_load (default of shapes): shapes diffuse") for line in found)
     assert any("list a size that is profiled in expected_load" in line for line in found)
+
+
+def test_a_default_that_was_not_profiled_is_expected_smaller(tmp_path: Path) -> None:
+    """On a CPU what is measured at the start ends below the default of most families."""
+    args = make_args(tmp_path, {"defaults": {"side": 1024}, "limits": {"max_side": 1024}})
+    assert [load.shape for load in list_expected_load(args)] == [Shape(1024, 1024)]
+    times = make_cost_model(args)
+    assert [load.shape for load in list_expected_load(args, times)] == [Shape(512, 512)]
+    assert [load.width for load in assume_load(args, times)] == [512]
+    make_service_times(args)  # which has to know the memory of what is expected
