@@ -57,6 +57,9 @@ class RecordingDevice(CpuDevice):
     def make_copy_call(self, name: str) -> RecordingCopies:
         return RecordingCopies(self, name)
 
+    def make_side_thread(self, name: str) -> RecordingCopies:
+        return RecordingCopies(self, name)
+
     def hand_over(self, tensors: Iterable[torch.Tensor]) -> None:
         self.calls.append(f"hand over {len(list(tensors))}")
 

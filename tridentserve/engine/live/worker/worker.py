@@ -108,7 +108,6 @@ class WorkerParts:
             device,
             options.fetch,
             options.block_bytes,
-            self.device_thread,
             peers,
             self.config.shares,
             spec.place,
