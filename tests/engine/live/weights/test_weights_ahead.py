@@ -37,6 +37,7 @@ from tests.support.waiting import until
 from tridentserve.engine.live.messages import ModelSource
 from tridentserve.engine.live.weights import layered_weights, weights_loader
 from tridentserve.engine.live.weights.host_copies import HostCopies
+from tridentserve.engine.live.weights.layer_supplies import HostSupply
 from tridentserve.engine.live.weights.layered_weights import LayeredLayout
 from tridentserve.engine.live.weights.replica_store import MemoryBudget, ReplicaStore
 from tridentserve.engine.live.weights.weights_loader import WeightsLoader
@@ -109,13 +110,13 @@ async def test_streamed_weights_begin_with_their_first_layers(
 ) -> None:
     store = make_store(host, shares={E: STREAMED})
     started = list[str | None]()
-    start = layered_weights.HostSupply.start
+    start = HostSupply.start
 
     def note_start(self: Any, layer: Any, slot: torch.Tensor) -> Callable[[], None]:
         started.append(layer.path)
         return start(self, layer, slot)
 
-    monkeypatch.setattr(layered_weights.HostSupply, "start", note_start)
+    monkeypatch.setattr(HostSupply, "start", note_start)
     await load_all_ahead(store, E)
     first = [layer.path for layer in LayeredLayout(host.get(E), STREAMED, 0).layers[:2]]
     assert started == first, "before the plan has the worker"

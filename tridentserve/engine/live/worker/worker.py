@@ -78,7 +78,9 @@ class WorkerParts:
             self._group_memory.count_missing_bytes,
         )
         self.replicas = self._make_replica_store(device)
-        self._executor = StageExecutor(worker_id, self.replicas, self.groups, find_device(device))
+        self._executor = StageExecutor(
+            worker_id, self.replicas, self.groups, find_device(device), options.hang_timeout_s
+        )
         self.handoff = HandoffBuffer(worker_id, self._peers, slab, self._link, self._metrics.count_transfer)
         self._painter = PreviewPainter(self.host_copies)
         self.plan_runner = PlanRunner(
