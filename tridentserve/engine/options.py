@@ -95,9 +95,9 @@ class WorkerOptions:
     hang_timeout_s: float = Field(
         default=15.0,
         gt=0,
-        description="Seconds beyond twice the slowest step of a plan so far after which a worker takes another member of "
-        "its group, for which it waits, for hanging. While members may be compiling, and always as the longest time, "
-        "`group_timeout_s` holds.",
+        description="Seconds beyond twice the slowest step of a plan so far, after which a worker that waits for "
+        "another one of its group takes that one for hanging. While members may be compiling, and always as the "
+        "longest time, `group_timeout_s` holds.",
     )
     fetch: Fetch = Field(
         default="auto",
