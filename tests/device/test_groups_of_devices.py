@@ -141,6 +141,10 @@ class RecordedCommands:
         self._calls.append(f"command of {tensor.nbytes} bytes")
         return self
 
+    def allreduce(self, tensor: torch.Tensor, operation: Any) -> RecordedCommands:
+        self._calls.append(f"command of {tensor.nbytes} bytes for which all wait")
+        return self
+
     def wait(self) -> None:
         self._calls.append("wait for the command")
 
@@ -150,7 +154,8 @@ def test_commands_wait_for_nothing_on_the_device(device: RecordingDevice) -> Non
     group = SequenceGroup("pair@1", cast(Any, HangingGroup()), CPU, control=cast(Any, RecordedCommands(calls)))
     assert group.agree(2) == 2
     assert group.broadcast_json([1]) == [1]
-    assert calls == ["command of 8 bytes", "wait for the command"] * 2 + ["command of 3 bytes", "wait for the command"]
+    waited = ["command of 8 bytes for which all wait", "wait for the command"]
+    assert calls == [*waited, *waited, "command of 3 bytes", "wait for the command"]
     assert device.calls == []
 
 
