@@ -15,12 +15,14 @@ import pytest
 import torch
 
 from tests.device.recording import CPU, RecordingDevice, RecordingMark, use_recording_device
+from tests.parallel.conftest import pool
 from tests.parallel.members import TIMEOUT_S, Member, Pool
 from tests.support.waiting import PATIENCE_S
 from tridentserve.device import WorkMark
 from tridentserve.errors import GroupError
 from tridentserve.parallel import SequenceGroup, StepPatience
 
+__all__ = ["pool"]
 HANG_TIMEOUT_S = 0.5
 
 
