@@ -44,6 +44,7 @@ async def test_the_next_weights_come_ahead(tiny_cache: Path, monkeypatch: pytest
     their turn, and the image is the same."""
     folder = ensure_tiny("flux", tiny_cache)
     copies = HostCopies(tiny_cache / "host", {"flux": ModelSource("flux", folder)}, CPU)
+    copies.make_all(MEMBERS)
     most_bytes = max(copies.get(E).layout.nbytes, LayeredLayout(copies.get(D), STREAMED, 0).num_bytes)
     store = make_store(copies, "host", PLENTY if has_room else most_bytes + PEAK_BYTES + RESERVE, shares={D: STREAMED})
     came = list[Replica]()
