@@ -114,12 +114,11 @@ class HostCopies:
         """The copy, mapped; made first when it is not there. Raises `ModelFolderError` for a damaged model folder."""
         if replica not in self._open:
             self._make(replica)
-        return self._open_at(replica, self._make_stem(replica))
+        return self._map_once(replica)
 
     def find(self, replica: Replica) -> HostCopy | None:
         """The copy, mapped, in whatever thread; None where it has not been made."""
-        stem = self._make_stem(replica)
-        return self._open_at(replica, stem) if replica in self._open or _index_path(stem).exists() else None
+        return self._map_once(replica) if self.has(replica) else None
 
     def has(self, replica: Replica) -> bool:
         """True when the copy exists already."""
@@ -196,11 +195,11 @@ class HostCopies:
             if not path.name.startswith(stem.name):
                 path.unlink(missing_ok=True)
 
-    def _open_at(self, replica: Replica, stem: Path) -> HostCopy:
-        """The copy that is mapped, once for all threads. `stem`: its place, if none is."""
+    def _map_once(self, replica: Replica) -> HostCopy:
+        """The copy, which has been made, mapped once for all threads."""
         with self._mapping:
             if replica not in self._open:
-                self._open[replica] = self._map(stem)
+                self._open[replica] = self._map(self._make_stem(replica))
             return self._open[replica]
 
     def _map(self, stem: Path) -> HostCopy:

@@ -1,8 +1,9 @@
 """The replicas a worker has in its memory: fetched when a plan needs them, evicted when another needs the room.
 
 Adjust-on-Dispatch (TridentServe, arXiv 2510.02838, section 5.3): a new placement changes what is wanted, at once, and
-nothing else. A plan that needs a replica which is not there fetches it in its own turn, from a worker of the node that
-has it or else from the node's host copy. What is not wanted any more leaves when its room is needed.
+nothing else. A plan that needs a replica which is not there fetches it in its own turn, or while the plan before
+computes, from a worker of the node that has it or else from the node's host copy. What is not wanted any more leaves
+when its room is needed.
 
 A replica is one run of bytes on the device, packed like the host copy, with the tensors of the models as views: it
 moves in blocks, and takes its own size and no more. The structure of its models is made once and stays.
@@ -248,7 +249,9 @@ class ReplicaStore:
         def count_room() -> int:
             return self._budget.total_bytes - self._budget.reserve_bytes - peak_bytes - self.resident_bytes
 
-        self._ahead.begin([replica for replica in needed if replica not in self._resident], count_room)
+        missing = [replica for replica in needed if replica not in self._resident]
+        if missing or self._ahead.num_bytes:
+            self._ahead.begin(missing, count_room)
 
     async def evict_all_but(self, queued: Collection[Replica]) -> None:
         """Memory has run out, although the budget had room: keep what waiting plans need."""

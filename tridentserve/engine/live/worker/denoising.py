@@ -7,7 +7,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from enum import IntEnum
 
 import torch
@@ -137,8 +137,9 @@ class Denoising:
         """Do the plan's denoising steps for all members, up to a stop or a pause. `before`: the spans of the plan's
         stages before D."""
         began_s = time.time()
-        batches = self._find_batches()
-        with sequence_parallel(self._group), self._bound_waits(batches) as patience:
+        with sequence_parallel(self._group), ExitStack() as stack:
+            batches = self._find_batches()
+            patience = stack.enter_context(self._bound_waits(batches))
             for done in range(self.num_steps):
                 command = self._control.command if self._group is None else self._group.agree(self._control.command)
                 if patience is not None:
