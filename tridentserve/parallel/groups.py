@@ -154,7 +154,7 @@ class SequenceGroup(CollectiveGroup):
 
     def agree(self, command: int = 0) -> int:
         """Return the `command` of rank 0 on every rank, so that all members continue or stop at the same step. It
-        returns when all of them have called it: rank 0, too, notices one that does not come."""
+        returns when all of them have called it, so that each knows how long the slowest of them took."""
         word = torch.tensor([command if self.rank == 0 else 0], dtype=torch.int64)
         with self._guard_collective("command"):
             self._get_members(self._has_control).allreduce(word, ReduceOp.SUM).wait()
