@@ -185,8 +185,9 @@ class WorkerParts:
 
     async def deliver_parcel(self, key: HandoffKey, layout: ParcelLayout, buffer: NDArray[np.uint8]) -> None:
         """Add a parcel that came through Ray. Its buffer is copied, because Ray's is read-only."""
-        host = find_device(self.config.options.torch_device).make_host_buffer(buffer.nbytes)
-        host.numpy()[:] = buffer
+        device = find_device(self.config.options.torch_device)
+        host = await asyncio.to_thread(device.make_host_buffer, buffer.nbytes)
+        await asyncio.to_thread(np.copyto, host.numpy(), buffer)
         await self.handoff.deliver_parcel(key, layout, host)
 
     async def _add_link(self, address: LinkAddress | None) -> str | None:
