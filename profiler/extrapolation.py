@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import combinations
 
-import numpy as np
-
+from profiler.fitting import fit_sum
+from profiler.tables.lengths import fit_length
 from profiler.tables.rows import ProfileRow, ProfileTable
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage
 
-# What a stage does once, for each token, and for each pair of tokens (TridentServe, arXiv 2510.02838, section 5.1).
+# What a stage does once, for each token, and for each pair of tokens (TridentServe, arXiv 2510.02838, section 5.1);
+# E and C for what `StageLength` counts instead of tokens.
 _POWERS = (0, 1, 2)
-# A sum of more terms is taken where its relative error is smaller by more than this.
-_SAME_ERROR = 1e-9
 
 
 def add_unmeasured(table: ProfileTable, shapes: Sequence[Shape]) -> ProfileTable:
@@ -34,14 +32,15 @@ def _model_stage(measured: Sequence[ProfileRow], shapes: Sequence[Shape]) -> lis
     missing = [shape for shape in shapes if shape not in known]
     if not (measured and missing):
         return []
-    seconds = fit_growth([(row.shape.tokens, row.seconds) for row in measured])
+    length = fit_length(measured)
+    seconds = fit_growth([(length.measure(row.shape), row.seconds) for row in measured])
     peak_bytes = fit_growth([(row.shape.tokens, row.peak_bytes) for row in measured])
     source = f"modelled: fitted to {len(measured)} measured sizes"
     return [
         replace(
             measured[0],
             shape=shape,
-            seconds=seconds(shape.tokens),
+            seconds=seconds(length.measure(shape)),
             peak_bytes=round(peak_bytes(shape.tokens)),
             source=source,
         )
@@ -50,29 +49,10 @@ def _model_stage(measured: Sequence[ProfileRow], shapes: Sequence[Shape]) -> lis
 
 
 def fit_growth(points: Sequence[tuple[float, float]]) -> Callable[[float], float]:
-    """The function of the number of tokens whose relative squared errors at the points (tokens, value) are least, of
+    """The function of a length whose relative squared errors at the points (length, value) are least, of
     all a + b n + c n^2 without a negative coefficient; the one with the fewest terms where several are as good."""
-    terms = [[tokens**power for power in _POWERS] for tokens, _ in points]
-    coefficients = fit_sum(terms, [value for _, value in points], most_terms=len({tokens for tokens, _ in points}))
+    terms = [[length**power for power in _POWERS] for length, _ in points]
+    coefficients = fit_sum(terms, [value for _, value in points], most_terms=len({length for length, _ in points}))
     return lambda n: sum(
         coefficient * n**power for power, coefficient in zip(_POWERS, coefficients, strict=True) if coefficient
     )
-
-
-def fit_sum(terms: Sequence[Sequence[float]], values: Sequence[float], most_terms: int) -> tuple[float, ...]:
-    """The coefficients, none of them negative, with which the terms of each point add up to its value with the least
-    relative squared errors, where at most `most_terms` are above 0; those with the fewest such terms where several are
-    as good."""
-    columns = np.array(terms, dtype=float)
-    scaled = columns / np.maximum(np.array(values, dtype=float), np.finfo(float).tiny)[:, None]
-    best: tuple[float, tuple[float, ...]] | None = None
-    for count in range(1, min(columns.shape[1], most_terms) + 1):
-        for chosen in combinations(range(columns.shape[1]), count):
-            found = np.linalg.lstsq(scaled[:, chosen], np.ones(len(values)), rcond=None)[0]
-            error = float(np.sum((scaled[:, chosen] @ found - 1) ** 2))
-            if (found >= 0).all() and (best is None or error < best[0] - _SAME_ERROR):
-                coefficients = np.zeros(columns.shape[1])
-                coefficients[list(chosen)] = found
-                best = error, tuple(coefficients.tolist())
-    assert best is not None, "one term alone has a positive coefficient"
-    return best[1]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from profiler.extrapolation import fit_sum
+from profiler.fitting import fit_sum
 from profiler.tables.rows import ProfileRow
 
 # With fewer different lengths nobody knows what grows with the tokens.

@@ -33,7 +33,7 @@ def name_measured_table(model: ModelArgs, args: AppArgs) -> Path:
         str(model.folder or model.tiny),
         *(asdict(model.formats), model.attention, model.compile, _is_guided(model)),
         *(cluster.device, cluster.device_name, list_measured_degrees(args)),
-        cluster.cpu_threads if cluster.device == "cpu" else None,
+        None if cluster.has_gpus else cluster.cpu_threads,
         model.limits.model_dump(include=_SIZE_LIMITS),
     ]
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
@@ -56,7 +56,7 @@ def find_folder(args: AppArgs) -> Path:
 def list_measured_degrees(args: AppArgs) -> tuple[int, ...]:
     """The degrees at which D is measured. A process has one GPU, so that a group of GPUs is not measured here."""
     widest = args.dispatch.max_degree or args.cluster.workers_per_node
-    return (1, 2) if widest > 1 and args.cluster.device == "cpu" else (1,)
+    return (1, 2) if widest > 1 and not args.cluster.has_gpus else (1,)
 
 
 def read_measured_tables(models: Sequence[ModelArgs], args: AppArgs) -> list[ProfileTable]:

@@ -88,9 +88,14 @@ class ClusterArgs(Args):
 
     @model_validator(mode="after")
     def _check_device_name(self) -> ClusterArgs:
-        if self.device == "cuda" and self.device_name == "cpu":
+        if self.has_gpus and self.device_name == "cpu":
             raise make_config_error("device_name", "name the GPU as the profile tables do, such as `NVIDIA L20`")
         return self
+
+    @property
+    def has_gpus(self) -> bool:
+        """True where each worker has a GPU. Nothing else in the deployments asks which word `device` is."""
+        return self.device == "cuda"
 
     @property
     def num_workers(self) -> int:
@@ -102,7 +107,7 @@ class ClusterArgs(Args):
         asked."""
         if self.memory_mb != "auto":
             return self.memory_mb * MIB
-        if self.device == "cuda":
+        if self.has_gpus:
             raise ConfigError("cluster.memory_mb: `auto` is known only where the service runs; give a number here")
         return share_host_bytes(self.workers_per_node)
 
@@ -243,7 +248,7 @@ class AppArgs(Args):
         memory_mb = self.cluster.memory_mb
         if memory_mb != "auto" and self.handoff.capacity_mb >= memory_mb:
             raise make_config_error("handoff.capacity_mb", f"not below cluster.memory_mb ({memory_mb})")
-        if self.replicas.fetch == "mapped" and self.cluster.device != "cpu":
+        if self.replicas.fetch == "mapped" and self.cluster.has_gpus:
             raise make_config_error(
                 "replicas.fetch", "a GPU cannot use the pages of the host copy; choose `peer` or `host`"
             )

@@ -29,7 +29,7 @@ from tridentserve.scheduling.events import ModelAdded
 from tridentserve.stages import Stage
 from tridentserve.weights_share import WeightsShare
 
-ModelState = Literal["loading", "serving", "draining", "removing"]
+ModelState = Literal["loading", "warming", "serving", "draining", "removing"]
 
 
 @dataclass(slots=True)
@@ -45,6 +45,11 @@ class KnownModel:
     """Its name in the profile tables."""
     closed_s: float = 0.0
     """Seconds of the monotonic clock at which the model began to drain."""
+
+    @property
+    def is_open(self) -> bool:
+        """True while it takes requests."""
+        return self.state in ("warming", "serving")
 
     def is_replaced_by(self, other: ModelArgs) -> bool:
         """True if `other` has other weights under the same name, or computes in another way."""

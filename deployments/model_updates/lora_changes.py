@@ -70,7 +70,7 @@ class LoraChanges:
     def _require_serving(self, model: str, new_lora: str) -> KnownModel:
         """A model that may get a LoRA of this name."""
         known = self._find(model)
-        if known.state != "serving":
+        if not known.is_open:
             raise ModelUnavailableError(f"{model} takes no requests at the moment")
         if not known.served.family.loras:
             raise InvalidRequestError(f"model: {known.served.family.name} has no LoRAs", "model")

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 from deployments.assembly.profiles import add_models, load_served_tables
@@ -20,10 +21,12 @@ from deployments.model_updates.lora_changes import LoraChanges
 from deployments.model_updates.lora_registry import LoraRegistry
 from deployments.models.served import describe_lacks
 from deployments.models.sources import find_model_source
+from deployments.preparation.warm_up import plan_warm_up
 from profiler import CostModel
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.live.messages import ModelSource
 from tridentserve.engine.live.model_changes import ModelChanges
+from tridentserve.engine.live.warming.warm_up_runs import WarmUpOrder
 from tridentserve.errors import ConfigError, TridentServeError
 from tridentserve.plans import PlacementPlan
 from tridentserve.scheduling.events import ModelRemoved
@@ -58,6 +61,8 @@ class ModelReconciler:
         # The names of models that return with other weights, and the sources of those that have host copies already.
         self._returning: list[str] = []
         self._preloaded: dict[str, ModelSource] = {}
+        # Of models that have been added; each ends by itself.
+        self._warm_ups: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
         if any(model.drain for model in args.models):
             self._changed.set()
@@ -84,12 +89,15 @@ class ModelReconciler:
         return {"models": {**returning, **models}, "problems": list(self.problems)}
 
     def stop(self) -> None:
-        self._task.cancel()
+        for task in (self._task, *self._warm_ups.values()):
+            task.cancel()
 
     def _publish(self) -> None:
-        """The models that take requests, in the order of the configuration: the first is the default."""
-        serving = (known.served for known in self._known.values() if known.state == "serving")
-        self.catalogue.publish([self._registry.apply(served) for served in serving])
+        """Publish the models that take requests, in the order of the configuration: the first is the default."""
+        taken = (known for known in self._known.values() if known.is_open)
+        self.catalogue.publish(
+            [replace(self._registry.apply(known.served), is_warming=known.state == "warming") for known in taken]
+        )
 
     async def _reconcile(self) -> None:
         while True:
@@ -195,12 +203,28 @@ class ModelReconciler:
         placement = self._plan_placement(args, leaving) if models else None
         if models and placement is None:
             return False
+        orders = await asyncio.to_thread(plan_warm_up, args, self._planning_times) if models else ()
+        orders_by_name = {order.model: order for order in orders}
         for model in models:
             await self._changes.add(self._known[model.name].make_added_event(placement))
-            self._known[model.name].state = "serving"
             placement = None  # it holds them all
+            order = orders_by_name.get(model.name)
+            self._known[model.name].state = "serving" if order is None else "warming"
+            if order is not None:
+                self._warm_ups[model.name] = asyncio.create_task(self._warm_up(order))
         self._publish()
         return True
+
+    async def _warm_up(self, order: WarmUpOrder) -> None:
+        """Have workers run what they will be asked for of a model that takes requests already."""
+        try:
+            await self._changes.warm_up(order)
+        except Exception:  # whatever it is, the model serves without
+            logger.exception("%s is not warmed up", order.model)
+        known = self._known.get(order.model)
+        if known is not None and known.state == "warming":
+            known.state = "serving"
+            self._publish()
 
     def _close(self, name: str) -> None:
         known = self._known[name]
@@ -243,9 +267,11 @@ class ModelReconciler:
             known.closed_s = old.closed_s
             if model.drain:
                 self._close(model.name)
-            elif placement is not None or known.state != "serving" or known != old:
+            elif placement is not None or not known.is_open or known != old:
                 await self._changes.add(known.make_added_event(placement))
-                known.state, placement = "serving", None
+                placement = None
+                if not known.is_open:
+                    known.state = "serving"
 
     def _plan_placement(self, args: AppArgs, leaving: Sequence[str]) -> PlacementPlan | None:
         """A placement for the models of `args` and those that are leaving; None when they have no room together."""

@@ -36,6 +36,9 @@ class ServedModel:
     defaults: RequestDefaults = field(default_factory=RequestDefaults)
     """Values for requests that name none, where they differ from the family's."""
 
+    is_warming: bool = False
+    """True while its workers run what they will be asked for, before anybody has asked. It takes requests."""
+
     has_two_experts: bool = False
     """True where one transformer does the noisy first steps and another one the rest."""
 
@@ -237,6 +240,7 @@ class ServedModel:
             hidden, pattern = hidden | {"max_frames", "max_pixel_frames"}, {}
             size = {"size": "auto" if self.needs_image else f"{self.default_side}x{self.default_side}"}
         return {
+            "state": "warming" if self.is_warming else "serving",
             "family": self.family.name,
             **({"pipeline": self.family.pipeline_class, "lacks": list(LACKS)} if self.family.whole else {}),
             "input_modalities": ["text", "image"] if self.takes_image else ["text"],
@@ -274,7 +278,7 @@ def build_served_model(model: ModelArgs) -> ServedModel:
     """The model of one entry of the configuration. Raises `ModelFolderError`."""
     family = find_family(model)
     loras = list_loras(model.name, model.folder) if model.folder is not None and family.loras else ()
-    return ServedModel(model.name, family, model.limits, loras, model.defaults, _has_two_experts(model))
+    return ServedModel(model.name, family, model.limits, loras, model.defaults, has_two_experts=_has_two_experts(model))
 
 
 def _has_two_experts(model: ModelArgs) -> bool:

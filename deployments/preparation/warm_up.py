@@ -38,7 +38,7 @@ def _is_warmed(model: ModelArgs, args: AppArgs) -> bool:
         case "never":
             return False
         case "auto":
-            return model.compile or args.cluster.device != "cpu"
+            return model.compile or args.cluster.has_gpus
 
 
 def _make_order(model: ModelArgs, args: AppArgs, times: CostModel) -> WarmUpOrder:

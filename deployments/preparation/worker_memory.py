@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from deployments.config.app import AppArgs
+from deployments.config.app import AppArgs, ClusterArgs
 from deployments.config.host_memory import share_host_bytes
 from deployments.preparation.worker_seat import WorkerSeats
 from tridentserve.byte_sizes import MIB
@@ -25,10 +25,7 @@ async def settle_memory(args: AppArgs, seats: WorkerSeats) -> AppArgs:
     if cluster.memory_mb != "auto":
         return args
     found = await asyncio.gather(
-        *(
-            seats.run(index, measure_worker_bytes, cluster.device, cluster.workers_per_node, cluster.max_groups)
-            for index in range(len(seats.bundles))
-        )
+        *(seats.run(index, measure_worker_bytes, cluster) for index in range(len(seats.bundles)))
     )
     memory_mb = min(found) // MIB
     logger.info("cluster.memory_mb: auto is %d MiB here", memory_mb)
@@ -37,13 +34,13 @@ async def settle_memory(args: AppArgs, seats: WorkerSeats) -> AppArgs:
     return args.model_copy(update={"cluster": cluster.model_copy(update={"memory_mb": memory_mb})})
 
 
-def measure_worker_bytes(device: str, workers_per_node: int, max_groups: int) -> int:
+def measure_worker_bytes(cluster: ClusterArgs) -> int:
     """Bytes for one worker of the node on which this runs."""
-    if device == "cpu":
-        return share_host_bytes(workers_per_node)
+    if not cluster.has_gpus:
+        return share_host_bytes(cluster.workers_per_node)
     from profiler.measure.memory import count_free_bytes
 
-    return share_gpu_bytes(count_free_bytes(device), workers_per_node, max_groups)
+    return share_gpu_bytes(count_free_bytes(cluster.device), cluster.workers_per_node, cluster.max_groups)
 
 
 def share_gpu_bytes(free_bytes: int, workers_per_node: int, max_groups: int) -> int:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 _ABSENT = "unavailable"
+# The states in which a model takes requests, the best one first.
+_OPEN = ("serving", "warming")
 
 
 def combine_health(cells: Sequence[Mapping[str, Any]], num_workers: int) -> dict[str, Any]:
@@ -23,7 +25,7 @@ def combine_health(cells: Sequence[Mapping[str, Any]], num_workers: int) -> dict
     models: dict[str, str] = {}
     for cell in cells:
         for name, state in cell.get("models", {}).items():
-            models[name] = "serving" if "serving" in (state, models.get(name)) else state
+            models[name] = next((best for best in _OPEN if best in (state, models.get(name))), state)
     return {
         "status": status,
         "workers": sum(cell.get("workers", 0) for cell in cells),

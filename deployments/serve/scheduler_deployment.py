@@ -180,7 +180,8 @@ class SchedulerDeployment:
         status = "ready" if len(alive) == total else "degraded" if alive else "warming" if warming else "starting"
         models = self._reconciler.describe() if self._reconciler is not None else {}
         health = {"status": status, "workers": len(alive), "workers_total": total, "placement": engine.placement}
-        return {**health, **models, **({"warming": warming} if warming else {})}
+        under_way = {"warming": warming, "warming_models": dict(engine.warming_models)}
+        return {**health, **models, **{key: told for key, told in under_way.items() if told}}
 
     def check_health(self) -> None:
         """Raises when the scheduler's thread has ended. If it also asked for workers, the loss of one would take the
@@ -222,4 +223,4 @@ _REPLICA_CPUS = 0.1
 
 
 def _count_gpus_per_worker(args: AppArgs) -> float:
-    return 1.0 if args.cluster.device == "cuda" else 0.0
+    return 1.0 if args.cluster.has_gpus else 0.0

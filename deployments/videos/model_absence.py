@@ -11,7 +11,7 @@ REFUSALS = (ModelUnavailableError.code, UnknownModelError.code)
 AWAY_S, GONE_S = 1800.0, 30.0
 """Seconds that jobs wait for a model that the service still names, and for a model that it does not name. (A model that
 replaces another one may be named a moment after the other one has left.)"""
-_SERVING = "serving"
+_OPEN = ("serving", "warming")
 
 
 class ModelAbsences:
@@ -26,7 +26,7 @@ class ModelAbsences:
         """True if jobs should wait for a model that has just refused one. `state` is the model's state in the service's
         health, None if it has none."""
         now_s = self._clock()
-        if state == _SERVING:  # it returned in the meantime
+        if state in _OPEN:  # it returned in the meantime
             self.mark_present(model)
             return True
         if state is None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from profiler.cost_model import BATCH_LATENCY_GROWTH, LARGEST_BATCH
 from profiler.measure.configs import read_config_value
@@ -43,6 +44,8 @@ class Sweep:
     """With None a batch is doubled for as long as it pays (`list_larger_batches`)."""
     stages: Sequence[Stage] = tuple(Stage)
     decode_degrees: Sequence[int] = (1,)
+    own_shapes: Mapping[Stage, Sequence[Shape]] = field(default_factory=dict)
+    """The sizes of stages that are timed at others than `shapes`."""
 
     @property
     def max_degree(self) -> int:
@@ -56,7 +59,7 @@ class Sweep:
             ProfilePoint(stage, shape, degree, batch)
             for stage in Stage
             if stage in self.stages
-            for shape in self.shapes
+            for shape in self.own_shapes.get(stage, self.shapes)
             for degree in sorted(degrees[stage])
             for batch in sorted((1,) if self.batches is None else self.batches)
         ]
@@ -88,7 +91,7 @@ def check_measurable(source: Source, sweep: Sweep) -> None:
         read_component_classes(source.folder)
     else:
         stage_weights_bytes(source.folder)
-    for shape in sweep.shapes:
+    for shape in (*sweep.shapes, *chain.from_iterable(sweep.own_shapes.values())):
         _check_shape(family, shape)
     batches = sweep.batches is None or sweep.batches
     if not (sweep.shapes and sweep.degrees and sweep.decode_degrees and batches and sweep.stages):

@@ -30,7 +30,7 @@ _RUNS = WARM_UP + _REPEATS + 2
 _STAGE_ENDS = {Stage.ENCODE: 0.2, Stage.DIFFUSE: 0.65, Stage.DECODE: 1.0}
 # These many sizes are measured whatever time they take: a fit needs them.
 _NEEDED_SIZES = 2
-# The cost of the next larger size is expected to grow by a higher power of its tokens than between the last two, up to
+# The cost of the next larger size is expected to grow by a higher power of its work than between the last two, up to
 # the square.
 _MORE_POWER, _MOST_POWER = 0.5, 2.0
 # Degree 2 is measured where this part of the budget is left.
@@ -53,7 +53,9 @@ def measure_quickly(
     after `budget_s` seconds, but for two sizes of each stage; larger sizes get `modelled` rows. `degrees` above 1 are
     left out where there is no time for them, or where they fail. Raises what `measure` raises."""
     family = detect_family(source.folder)
-    shapes = sizes.cap_sides(family, find_side_limit(source)).choose_sizes(family)
+    sizes = sizes.cap_sides(family, find_side_limit(source))
+    shapes, vae_shapes = sizes.choose_sizes(family), sizes.choose_vae_sizes(family)
+    vae_stages = (Stage.ENCODE, Stage.DECODE) if family.needs_image else (Stage.DECODE,)
     budget = TimeBudget(budget_s, clock)
     options = MeasureOptions(_REPEATS, _PASSES, num_threads)
 
@@ -62,7 +64,8 @@ def measure_quickly(
             budget.note(point, sample)
             on_point(point, sample)
 
-        return measure(source, model, Sweep(shapes, degrees), options, note, _log_skip, known, budget.admit)
+        sweep = Sweep(shapes, degrees, own_shapes=dict.fromkeys(vae_stages, vae_shapes))
+        return measure(source, model, sweep, options, note, _log_skip, known, budget.admit)
 
     table = run((1,), None)
     if len(degrees) > 1 and not family.whole and budget.left_s > _WIDE_SHARE * budget_s:
@@ -121,8 +124,14 @@ class TimeBudget:
         self._step_s[point] = sample.seconds
 
     def _expect(self, point: ProfilePoint, before: ProfilePoint, last: ProfilePoint) -> float:
-        grown = last.shape.tokens / before.shape.tokens
+        grown = _count_work(last) / _count_work(before)
         slower = self._step_s[last] / self._step_s[before]
         power = math.log(slower) / math.log(grown) if grown > 1 and slower > 0 else _MOST_POWER
         power = min(max(power + _MORE_POWER, 0.0), _MOST_POWER)
-        return float(_RUNS * self._step_s[last] * (point.shape.tokens / last.shape.tokens) ** power)
+        return float(_RUNS * self._step_s[last] * (_count_work(point) / _count_work(last)) ** power)
+
+
+def _count_work(point: ProfilePoint) -> float:
+    """A measure of the work of a point: tokens for D, and else pixels of all frames."""
+    shape = point.shape
+    return shape.tokens if point.stage is Stage.DIFFUSE else shape.pixels * shape.num_frames

@@ -38,6 +38,14 @@ class SizeRange:
             found += [*_choose_between(low, high, family), high]
         return found
 
+    def choose_vae_sizes(self, family: Family) -> list[Shape]:
+        """The sizes for a stage in which a VAE works, ascending in pixels of all frames: the same, and the smallest
+        with the most frames. Sides and frames grow together in the others, which leaves open what a frame costs."""
+        sizes = self.choose_sizes(family)
+        most = max(shape.num_frames for shape in sizes)
+        long = Shape(self.smallest.height, self.smallest.width, most)
+        return sorted({*sizes, long}, key=lambda shape: (shape.pixels * shape.num_frames, shape))
+
     @property
     def _shapes(self) -> tuple[Shape, Shape, Shape]:
         return self.smallest, self.usual, self.largest

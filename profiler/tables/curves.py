@@ -43,6 +43,12 @@ class TokenCurve:
         slope = min(max(self._compute_slope(left) * width / rise, 0.0), 2.0)
         return self._y[left] + rise * (slope * u + (1 - slope) * u * u)
 
+    def read_nearby(self, tokens: float) -> float:
+        """The value at any length: before the shortest the value of that, and beyond the longest in proportion. For
+        lengths that lie outside because sizes were compared by another measure."""
+        nearest = min(max(tokens, self._x[0]), self._x[-1])
+        return self.interpolate(nearest) * max(1.0, tokens / self._x[-1])
+
     def _compute_slope(self, left: int) -> float:
         """Derivative at the left end of a piece, of the parabola through three neighbouring points."""
         if len(self._x) == 2:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from profiler.tables.curves import TokenCurve
+from profiler.tables.lengths import StageLength, fit_length
 from profiler.tables.links import DEFAULT_LINKS, LinkSpeeds
 from profiler.tables.rows import ProfileRow, ProfileTable, WeightsRow
 from tridentserve.errors import ProfileError
@@ -18,18 +19,25 @@ _Series = tuple[str, Stage, int, int]
 
 @dataclass(frozen=True, slots=True)
 class ProfiledSizes:
-    """The profiled sizes of one model, stage, degree and batch: exact there, a monotone curve in tokens between."""
+    """The profiled sizes of one model, stage, degree and batch: exact there, monotone curves between, of seconds in the
+    stage's length and of memory in tokens. A size is between them that has no fewer tokens than one and no more than
+    another."""
 
     rows: dict[Shape, ProfileRow]
+    length: StageLength
     seconds_curve: TokenCurve
     peak_bytes_curve: TokenCurve
 
     def covers(self, shape: Shape) -> bool:
-        return shape in self.rows or self.seconds_curve.covers(shape.tokens)
+        return shape in self.rows or self.peak_bytes_curve.covers(shape.tokens)
 
     def seconds(self, shape: Shape) -> float:
         row = self.rows.get(shape)
-        return row.seconds if row else self.seconds_curve.interpolate(shape.tokens)
+        if row:
+            return row.seconds
+        if not self.covers(shape):
+            raise ValueError(f"{shape} is outside the profiled sizes")
+        return self.seconds_curve.read_nearby(self.length.measure(shape))
 
     def peak_bytes(self, shape: Shape) -> float:
         row = self.rows.get(shape)
@@ -50,7 +58,8 @@ class DeviceProfile:
             raise ProfileError(f"no profile row is for device {device!r} (devices profiled: {known}); profile it")
         self.models = tuple(sorted({model for model, *_ in rows}))
         self.links = _find_links(tables, device)
-        self._sizes = {series: _build_sizes(by_shape) for series, by_shape in rows.items()}
+        lengths = {(model, stage): fit_length(rows.get((model, stage, 1, 1), {}).values()) for model, stage, *_ in rows}
+        self._sizes = {series: _build_sizes(by_shape, lengths[series[:2]]) for series, by_shape in rows.items()}
         self._weights = _collect_weights(tables, device)
         degrees: defaultdict[tuple[str, Stage], list[int]] = defaultdict(list)
         batches: defaultdict[tuple[str, Stage, int], list[int]] = defaultdict(list)
@@ -174,9 +183,10 @@ def _find_links(tables: Sequence[ProfileTable], device: str) -> LinkSpeeds:
     return found[0][1] if found else DEFAULT_LINKS
 
 
-def _build_sizes(rows: dict[Shape, ProfileRow]) -> ProfiledSizes:
+def _build_sizes(rows: dict[Shape, ProfileRow], length: StageLength) -> ProfiledSizes:
     return ProfiledSizes(
         rows=rows,
-        seconds_curve=TokenCurve((shape.tokens, row.seconds) for shape, row in rows.items()),
+        length=length,
+        seconds_curve=TokenCurve((length.measure(shape), row.seconds) for shape, row in rows.items()),
         peak_bytes_curve=TokenCurve((shape.tokens, row.peak_bytes) for shape, row in rows.items()),
     )

@@ -155,6 +155,24 @@ class ModelRemoved:
 
 
 @dataclass(frozen=True, slots=True)
+class WarmUpBegun:
+    """The engine gives workers a plan of a warm-up, of which the scheduler decides nothing: a model has been added, and
+    they run what they will be asked for. They have something to do until it has ended."""
+
+    plan: DispatchPlan
+    expected_s: float
+    kind: Literal["warm_up_begun"] = "warm_up_begun"
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUpEnded:
+    """A plan of a warm-up has ended, however it did."""
+
+    plan: DispatchPlan
+    kind: Literal["warm_up_ended"] = "warm_up_ended"
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time to dispatch."""
 
@@ -175,6 +193,8 @@ Event = (
     | ModelAdded
     | ModelDraining
     | ModelRemoved
+    | WarmUpBegun
+    | WarmUpEnded
     | Tick
 )
 

@@ -205,6 +205,12 @@ class Scheduler:
                 return []
             case ev.ModelRemoved():
                 return self._remove_model(event)
+            case ev.WarmUpBegun():
+                self._pool.start(event.plan, event.expected_s, now_s)
+                return []
+            case ev.WarmUpEnded():
+                self._pool.end(event.plan, now_s)
+                return []
             case ev.Tick():
                 return self._tick(now_s)
 

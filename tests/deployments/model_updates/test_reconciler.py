@@ -18,6 +18,7 @@ from deployments.model_updates.reconciler import ModelReconciler
 from tests.deployments.fake_backend import MODELS
 from tests.support.waiting import until
 from tridentserve.engine.live.messages import ModelSource
+from tridentserve.engine.live.warming.warm_up_runs import WarmUpOrder
 from tridentserve.errors import ModelFolderError, WorkerError
 from tridentserve.models.cache import tiny_folder
 from tridentserve.plans import PlacementPlan
@@ -39,6 +40,7 @@ class FakeChanges:
         self.placement: PlacementPlan | None = None
         self.unreadable: set[str] = set()
         self.busy: set[str] = set()
+        self.warmed = asyncio.Event()
 
     async def call_in_core(self, function: Callable[[], T]) -> T:
         return function()
@@ -71,6 +73,10 @@ class FakeChanges:
 
     async def wait_until_drained(self, model: str) -> None:
         await until(lambda: model not in self.busy)
+
+    async def warm_up(self, order: WarmUpOrder) -> None:
+        self.told.append(f"warm {order.model} at {len(order.requests)} sizes")
+        await self.warmed.wait()
 
     async def remove(self, event: ModelRemoved) -> None:
         self.told.append(f"remove {event.model}")
@@ -154,6 +160,39 @@ def test_one_model_comes_and_the_other_goes(tmp_path: Path) -> None:
         assert bench.changes.held == {"tiny-flux"}
 
     run(scenario, tmp_path)
+
+
+def test_a_model_that_comes_is_warmed_up_and_takes_requests_meanwhile(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.want(SD3, FLUX)
+        await bench.wait_for_models(tiny_sd3="serving", tiny_flux="warming")
+        await until(lambda: "warm tiny-flux at 2 sizes" in bench.changes.told)
+        assert [(model.name, model.to_json()["state"]) for model in bench.reconciler.catalogue.latest.models] == [
+            ("tiny-sd3", "serving"),
+            ("tiny-flux", "warming"),
+        ]
+        bench.want(SD3, {**FLUX, "slo_scale": 4.0})  # another change meanwhile does not end the warm-up
+        await until(lambda: bench.changes.told.count("add tiny-flux") == 2)
+        await bench.wait_for_models(tiny_sd3="serving", tiny_flux="warming")
+        bench.changes.warmed.set()
+        await bench.wait_for_models(tiny_sd3="serving", tiny_flux="serving")
+        assert {model.to_json()["state"] for model in bench.reconciler.catalogue.latest.models} == {"serving"}
+        assert bench.changes.told.count("warm tiny-flux at 2 sizes") == 1
+
+    run(scenario, tmp_path, cluster={"workers_per_node": 2, "memory_mb": 512, "warm_up": "always"})
+
+
+def test_a_model_that_leaves_while_it_is_warmed_up_is_gone(tmp_path: Path) -> None:
+    async def scenario(bench: Bench) -> None:
+        bench.want(SD3, FLUX)
+        await bench.wait_for_models(tiny_sd3="serving", tiny_flux="warming")
+        bench.want(SD3)
+        await bench.wait_for_models(tiny_sd3="serving")
+        bench.changes.warmed.set()
+        await asyncio.sleep(0)
+        assert bench.listed == ["tiny-sd3"]
+
+    run(scenario, tmp_path, cluster={"workers_per_node": 2, "memory_mb": 512, "warm_up": "always"})
 
 
 def test_a_model_that_leaves_can_be_had_back(tmp_path: Path) -> None:

@@ -203,10 +203,13 @@ async def test_cancel_and_health() -> None:
 async def test_health_names_the_workers_that_are_warmed_up_again(
     alive: list[str], warming: dict[str, Any], status: str
 ) -> None:
-    engine = SimpleNamespace(list_live_workers=lambda: alive, warming=warming, placement={})
+    engine = SimpleNamespace(list_live_workers=lambda: alive, warming=warming, warming_models={}, placement={})
     scheduler: Any = SimpleNamespace(_require_engine=lambda: engine, _num_workers=2, _reconciler=None)
     expected = {"status": status, "workers": len(alive), "workers_total": 2, "placement": {}}
     assert await SchedulerDeployment.get_health(scheduler) == {**expected, **({"warming": warming} if warming else {})}
+    engine.warming_models = {"m": {"done": 1, "total": 3}}
+    with_model = await SchedulerDeployment.get_health(scheduler)
+    assert (with_model["status"], with_model["warming_models"]) == (status, engine.warming_models)
 
 
 @pytest.mark.parametrize("topic", ["profiling", "warming"])

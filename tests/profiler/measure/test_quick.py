@@ -81,6 +81,35 @@ def test_sizes_of_videos_have_frames_that_the_family_makes() -> None:
     assert len({shape.num_frames for shape in sizes}) > 3
 
 
+def test_a_vae_is_measured_at_few_pixels_in_many_frames_too() -> None:
+    sizes = SizeRange(Shape(64, 64), Shape(96, 96, 17), Shape(96, 96, 17))
+    long = Shape(64, 64, 17)
+    assert sizes.choose_vae_sizes(WAN) == [Shape(64, 64), Shape(80, 80, 5), long, Shape(96, 96, 17)]
+    assert long not in sizes.choose_sizes(WAN)
+    assert RANGE.choose_vae_sizes(SD3) == RANGE.choose_sizes(SD3)
+
+
+@pytest.mark.parametrize("budget_s", [1000.0, 8.0])
+def test_videos_of_other_sizes_are_predicted(machine: Machine, tiny_cache: Path, budget_s: float) -> None:
+    """A VAE works on every frame, the transformer on one in four."""
+    machine.cost = cost_video  # type: ignore[method-assign]
+    source = Source(ensure_tiny("wan", tiny_cache), "cpu")
+    sizes = SizeRange(Shape(64, 64), Shape(96, 96, 17), Shape(128, 128, 33))
+    table = measure_quickly(source, "m", sizes, (1,), 1, budget_s, clock=machine.clock)
+    assert bool(list_modelled(table)) == (budget_s < 1000)
+    assert {row.stage for row in table.rows if row.shape == Shape(64, 64, 33)} == {Stage.DECODE}
+    times = CostModel([table], "cpu")
+    for stage in (Stage.DIFFUSE, Stage.DECODE):
+        for shape in (Shape(80, 80, 17), Shape(96, 64, 9), Shape(112, 112, 25), Shape(128, 96, 5), Shape(96, 96)):
+            assert times.seconds("m", stage, shape) == pytest.approx(cost_video(stage, shape), rel=0.2)
+
+
+def cost_video(stage: Stage, shape: Shape) -> float:
+    if stage is Stage.DECODE:
+        return 0.005 + 1e-3 * shape.pixels / 256 * shape.num_frames
+    return {Stage.ENCODE: 0.02, Stage.DIFFUSE: 0.01 + 3e-4 * shape.tokens}[stage]
+
+
 def test_no_size_is_larger_than_the_table_of_positions() -> None:
     sizes = SizeRange(Shape(64, 64), Shape(1024, 1024), Shape(2048, 2048)).cap_sides(SD3, 512).choose_sizes(SD3)
     assert sizes[-1] == Shape(512, 512)

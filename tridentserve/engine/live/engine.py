@@ -69,7 +69,7 @@ class LiveEngine:
         self._core = CoreThread(
             scheduler, self._pass_on, self._log_crash, self._options.tick_s, self._options.decision_log, self._recent
         )
-        self.models = ModelChanges(self._core, self._fleet, self._set_memory)
+        self.models = ModelChanges(self._core, self._fleet, self._warmer, self._set_memory)
         self._clock_offset_s = time.time() - self._core.now_s()
         self._records = RequestRecords()
         self._history = RecentHistory()
@@ -104,6 +104,11 @@ class LiveEngine:
     def warming(self) -> Mapping[WorkerId, WarmUpProgress]:
         """The workers that have come back and are being warmed up, with how far that is."""
         return self._warmer.progress
+
+    @property
+    def warming_models(self) -> Mapping[str, WarmUpProgress]:
+        """The models that have been added and for which workers are being warmed up, with how far that is."""
+        return self._warmer.model_progress
 
     def list_live_workers(self) -> list[WorkerId]:
         return self._fleet.joined
@@ -270,6 +275,7 @@ class LiveEngine:
 
     def _set_memory(self, memory: StageMemory) -> None:
         self._driver.peaks = PeakEstimator(memory)
+        self._warmer.peaks = PeakEstimator(memory)
 
     def _on_step(self, request: ClientRequest, steps_done: int) -> None:
         if self._requests.find_unfinished(request.key) is not None:

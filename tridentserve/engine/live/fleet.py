@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import ray
 from ray.exceptions import RayError
@@ -67,6 +68,7 @@ class WorkerFleet:
         self._warmer = warmer
         self._watchers: dict[WorkerId, asyncio.Task[None]] = {}
         self._num_makings = 0  # how often hot groups have been made
+        self._placed: asyncio.Future[list[Any]] | None = None  # done when the workers know the latest placement
         # The memory that no worker has, since the groups of the start took more than was planned.
         self._missing_bytes = 0
 
@@ -127,12 +129,19 @@ class WorkerFleet:
 
     def set_placement(self, placement: PlacementPlan) -> None:
         """Tell all workers what they are to hold from now on; one that comes back begins with it."""
+        told = []
         for worker_id, member in self._workers.items():
             replicas = placement.replicas.get(worker_id, frozenset())
             member.config = replace(member.config, replicas=replicas, label=placement.describe(worker_id))
             if member.handle is not None:
-                member.handle.set_placement(replicas, member.config.label)
+                told.append(member.handle.set_placement(replicas, member.config.label))
+        self._placed = asyncio.gather(*told, return_exceptions=True)
         self._prepare_groups()
+
+    async def wait_until_placed(self) -> None:
+        """Wait until the workers know the latest placement."""
+        if self._placed is not None:
+            await asyncio.shield(self._placed)
 
     def _prepare_groups(self) -> None:
         """Have the workers that are up make the hot groups of the placement that they do not have, beside their plans.

@@ -13,9 +13,10 @@ from tridentserve.engine.options import WorkerOptions
 from tridentserve.models.kernels import Kernels
 from tridentserve.models.number_formats import NumberFormats
 from tridentserve.models.step_cache import StepCache
-from tridentserve.plans import DispatchPlan, PlanMember, Replica, StageSpan
+from tridentserve.plans import DispatchPlan, PlanMember, Replica, StageSpan, WorkerId
 from tridentserve.protocols import LoadSource
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape
+from tridentserve.scheduling.events import ReplicaLoaded
 from tridentserve.weights_share import WeightsShare
 
 
@@ -142,6 +143,10 @@ class ReplicaLoad:
     source: LoadSource
     num_bytes: int
     seconds: float
+
+    def make_event(self, worker_id: WorkerId) -> ReplicaLoaded:
+        """The event that tells the scheduler of it."""
+        return ReplicaLoaded(worker_id, self.loaded, self.evicted, self.source, self.num_bytes, self.seconds)
 
 
 # The notes that a worker sends while a plan is under way.

@@ -15,6 +15,8 @@ from tridentserve.engine.live.core_thread import CoreThread
 from tridentserve.engine.live.fleet import WorkerFleet
 from tridentserve.engine.live.messages import ModelSource
 from tridentserve.engine.live.spawning.start_options import list_start_options
+from tridentserve.engine.live.warming.warm_up_runs import WarmUpOrder
+from tridentserve.engine.live.warming.warmer import Warmer
 from tridentserve.errors import LoraFileError
 from tridentserve.models.lora_files import compute_digest
 from tridentserve.plans import PlacementPlan, Replica
@@ -34,10 +36,13 @@ _ChangeKind = type[ev.ModelAdded] | type[ev.Drained] | type[ev.Unload]
 class ModelChanges:
     """Lives in the engine's event loop. One model changes at a time."""
 
-    def __init__(self, core: CoreThread, fleet: WorkerFleet, set_memory: Callable[[StageMemory], None]) -> None:
+    def __init__(
+        self, core: CoreThread, fleet: WorkerFleet, warmer: Warmer, set_memory: Callable[[StageMemory], None]
+    ) -> None:
         """`set_memory` replaces the memory that the engine expects plans to take."""
         self._core = core
         self._fleet = fleet
+        self._warmer = warmer
         self.set_memory = set_memory
         self._awaited: defaultdict[tuple[_ChangeKind, str], list[asyncio.Future[None]]] = defaultdict(list)
         self._drained: set[str] = set()
@@ -83,8 +88,15 @@ class ModelChanges:
         self._core.post(event)
         await heard
 
+    async def warm_up(self, order: WarmUpOrder) -> None:
+        """Have the workers run what they will be asked for of a model that has been added, beside requests; returns
+        when they have, or when the model is closed or removed."""
+        await self._fleet.wait_until_placed()
+        await self._warmer.warm_model(self._fleet, order, self._core.post)
+
     def close(self, model: str) -> None:
         """Take no new requests of a model."""
+        self._warmer.ask_to_stop_model(model)
         self._core.post(ev.ModelDraining(model))
 
     async def wait_until_drained(self, model: str) -> None:
@@ -94,6 +106,7 @@ class ModelChanges:
 
     async def remove(self, event: ev.ModelRemoved) -> None:
         """End what is left of a model; returns when its weights and its host copies are gone."""
+        await self._warmer.drop_model(event.model)
         heard = self._expect(ev.Unload, event.model)
         self._core.post(event)
         await heard

@@ -231,9 +231,7 @@ class PlanDriver:
             case ComputedNote():
                 self._post(ev.PlanComputed(plan.plan_id))
             case ReplicaLoad():
-                self._post(
-                    ev.ReplicaLoaded(worker_id, note.loaded, note.evicted, note.source, note.num_bytes, note.seconds)
-                )
+                self._post(note.make_event(worker_id))
 
     def _tell_steps(self, requests: PlanRequests, steps: Iterable[tuple[str, int]]) -> None:
         for request_id, steps_done in steps:

@@ -70,6 +70,10 @@ class WorkerHandle:
         """The worker is lost, and so are its plans. Before its loss has been told, they would be retried on it."""
         self._plans.fail_all(why)
 
+    async def wait_until_idle(self) -> None:
+        """Wait until it has no plan under way; at once where it has none."""
+        await self._plans.idle.wait()
+
     # Over the channel.
 
     async def open_channel(self, address: ChannelAddress) -> None:
@@ -133,18 +137,26 @@ class _PlanCalls:
 
     def __init__(self) -> None:
         self._takers: dict[int, Callable[[PlanItem], None]] = {}
+        self.idle = asyncio.Event()
+        """Set while there is none."""
+        self.idle.set()
 
     def begin(self, plan_id: int, take: Callable[[PlanItem], None]) -> None:
         self._takers[plan_id] = take
+        self.idle.clear()
 
     def take_note(self, plan_id: int, note: PlanNote) -> None:
         if (take := self._takers.get(plan_id)) is not None:  # a checkpoint may arrive after the end of its plan
             take(note)
 
     def take_report(self, report: PlanReport) -> None:
-        self._takers.pop(report.plan_id)(report)
+        take = self._takers.pop(report.plan_id)
+        if not self._takers:
+            self.idle.set()
+        take(report)
 
     def fail_all(self, why: str) -> None:
         takers, self._takers = self._takers, {}
+        self.idle.set()
         for take in takers.values():
             take(WorkerError(why))

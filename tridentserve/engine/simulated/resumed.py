@@ -32,6 +32,8 @@ _FROM_OUTSIDE = (
     ev.ModelAdded,
     ev.ModelDraining,
     ev.ModelRemoved,
+    ev.WarmUpBegun,
+    ev.WarmUpEnded,
 )
 
 

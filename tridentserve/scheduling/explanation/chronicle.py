@@ -198,7 +198,7 @@ class Chronicle:
                     absences[-1] = (absences[-1][0], now_s)
             case ev.ModelAdded() | ev.ModelRemoved() | ev.RequestCancelled() | ev.CheckpointSaved():
                 pass
-            case ev.ModelDraining() | ev.Tick():
+            case ev.ModelDraining() | ev.WarmUpBegun() | ev.WarmUpEnded() | ev.Tick():
                 pass
         for effect in entry.effects:
             self._apply(effect, now_s)

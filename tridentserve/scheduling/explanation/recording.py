@@ -101,6 +101,7 @@ class _Begun:
         self._plans: set[int] = set()
         self._workers: set[WorkerId] = set()
         self._models: set[str] = set()
+        self._warm_ups: set[int] = set()
         # The latest load of each replica that has not left its worker since.
         self._loads: dict[tuple[WorkerId, Replica], LogEntry] = {}
         self.placement: PlacementPlan | None = None
@@ -129,6 +130,10 @@ class _Begun:
                 self._models.discard(entry.event.model)
             case ev.StageFinished() | ev.PlanStopped() | ev.PlanFailed():
                 self._plans.discard(entry.event.plan_id)
+            case ev.WarmUpBegun():
+                self._warm_ups.add(entry.event.plan.plan_id)
+            case ev.WarmUpEnded():
+                self._warm_ups.discard(entry.event.plan.plan_id)
             case _:
                 pass
         for effect in entry.effects:
@@ -150,6 +155,8 @@ class _Begun:
                 begins = entry.event.worker.worker_id in self._workers
             case ev.ModelAdded():
                 begins = entry.event.model in self._models
+            case ev.WarmUpBegun():
+                begins = entry.event.plan.plan_id in self._warm_ups
             case _:
                 begins = False
         plans = (effect.plan.plan_id for effect in entry.effects if isinstance(effect, ev.RunPlan))

@@ -31,6 +31,7 @@ from tridentserve.parallel import connect_store
 from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.plans import PlanMember, Replica, WorkerId
 from tridentserve.requests import GenerationInputs, Shape
+from tridentserve.scheduling import events as ev
 from tridentserve.scheduling.estimation.hot_groups import HotGroup
 from tridentserve.stages import Stage
 
@@ -428,6 +429,11 @@ async def test_workers_are_warmed_up_alone_and_together(plans: Plans, caplog: py
     await warmer.warm_all(workers, told.append)
     await warmer.warm_again(workers, "w1")
     assert [(progress["done"], progress["total"]) for progress in told][-1] == (6, 6)
+    posted: list[ev.Event] = []
+    await warmer.warm_model(workers, WarmUpOrder("sd3", sizes, (1, 2), is_compiled=False), posted.append)
+    ended = [event.plan.plan_id for event in posted if isinstance(event, ev.WarmUpEnded)]
+    assert [event.plan.plan_id for event in posted if isinstance(event, ev.WarmUpBegun)] == ended
+    assert len(ended) > 6, "some runs have several plans"
     assert "is not warmed up" not in caplog.text
 
 

@@ -8,6 +8,7 @@ from tridentserve.engine.live.warming.warm_up_runs import (
     WarmUpOrder,
     WarmUpPhase,
     WarmUpRun,
+    join_on_nodes,
     list_first_phases,
     list_runs_again,
 )
@@ -62,6 +63,14 @@ def test_one_worker_of_each_node_compiles_before_the_others() -> None:
     nodes = {**on_nodes("w0", "w1"), **on_nodes("w2", "w3", node="other")}
     phases = list_first_phases([make_order(1, is_compiled=True)], held, nodes, [])
     assert describe_phases(phases) == [["EDC@w0", "EDC@w2"], ["EDC@w1", "EDC@w3"]]
+
+
+def test_beside_requests_the_workers_of_a_node_take_turns() -> None:
+    held = hold(w0="EDC", w1="EDC", w2="EDC")
+    nodes = on_nodes("w0", "w1") | on_nodes("w2", node="other")
+    (phase,) = list_first_phases([make_order(1)], held, nodes, [])
+    calm = join_on_nodes(phase, nodes)
+    assert [[describe(run) for run in runs] for runs in calm] == [["EDC@w0"] * 2 + ["EDC@w1"] * 2, ["EDC@w2"] * 2]
 
 
 def test_stages_on_other_workers_are_reached_through_handoffs() -> None:

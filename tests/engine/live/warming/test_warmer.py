@@ -29,10 +29,15 @@ class FakeHandle:
 
     def __init__(self) -> None:
         self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.idle = asyncio.Event()
+        self.idle.set()
         self.forgotten: list[tuple[str, int]] = []
 
     async def wait_for_break(self) -> str:
         return await asyncio.shield(self.broken)
+
+    async def wait_until_idle(self) -> None:
+        await self.idle.wait()
 
     def forget_request(self, request_id: str, last_plan_id: int, with_checkpoints: bool) -> None:
         assert with_checkpoints

@@ -143,6 +143,14 @@ def list_runs_again(
     return tuple(runs)
 
 
+def join_on_nodes(phase: WarmUpPhase, nodes: Mapping[WorkerId, str]) -> WarmUpPhase:
+    """The same runs, those on workers of one node one after another, so that its other workers serve meanwhile."""
+    joined: dict[str, list[WarmUpRun]] = {}
+    for runs in phase:
+        joined.setdefault(nodes[runs[0].workers[0]], []).extend(runs)
+    return tuple(tuple(runs) for runs in joined.values())
+
+
 def _list_teams(order: WarmUpOrder, holders: _Holders, groups: Sequence[HotGroup]) -> Iterator[_Team]:
     """The workers that run D of the model, the narrow teams first."""
     denoisers = holders.of[Stage.DIFFUSE]

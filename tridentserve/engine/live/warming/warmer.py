@@ -1,8 +1,9 @@
 """Warms workers up: runs on them what they will be asked for, so that no request waits for what a worker does at the
 first time only (to compile, to choose kernels, to get memory from the device).
 
-A warm-up goes the way of requests, but the scheduler does not know of it: its plans are made here. Whatever fails in it
-is logged, and the worker serves all the same.
+A warm-up goes the way of requests, but the scheduler does not decide it: its plans are made here. Of those for a model
+that has been added the scheduler hears, so that it gives these workers nothing else where others are idle. Whatever
+fails in a warm-up is logged, and the worker serves all the same.
 """
 
 from __future__ import annotations
@@ -12,16 +13,18 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 from tridentserve.engine.live.messages import ExpectedPeak, PlanReport, WorkerConfig
 from tridentserve.engine.live.plan_calls import PeakEstimator
+from tridentserve.engine.live.warming.beside_service import BesideService, PostEvent, WarmUpStop
 from tridentserve.engine.live.warming.warm_up_runs import (
     RunSequence,
     WarmUpOrder,
     WarmUpPhase,
     WarmUpRun,
+    join_on_nodes,
     list_first_phases,
     list_runs_again,
 )
@@ -68,24 +71,29 @@ class Warmer:
 
     def __init__(self, orders: Sequence[WarmUpOrder], peaks: PeakEstimator) -> None:
         """`peaks`: the memory that plans are expected to take, so that workers refuse those that do not fit."""
-        self._orders = orders
-        self._peaks = peaks
+        self._orders = {order.model: order for order in orders}
+        self.peaks = peaks
         self._numbers = itertools.count(FIRST_WARM_UP_ID)
         self._spoiled: set[WorkerId] = set()
         """Workers that were lost in a warm-up. Their next start is without one, as they might be lost each time."""
         self.progress: dict[WorkerId, WarmUpProgress] = {}
         """The warm-ups under way, by worker, of workers that came back."""
+        self.model_progress: dict[str, WarmUpProgress] = {}
+        """The warm-ups under way, by model, of models that have been added."""
+        self._stops: dict[str, WarmUpStop] = {}
+        """One for each of these models."""
 
     async def warm_all(self, workers: PlanTakers, tell: Callable[[WarmUpProgress], object]) -> None:
         """Warm up workers that have just started. `tell` is called with the state before each run, and at the end."""
         configs = workers.list_configs()
-        phases = list_first_phases(self._orders, *_list_holdings(configs), workers.list_hot_groups())
+        orders = list(self._orders.values())
+        phases = list_first_phases(orders, *_list_holdings(configs), workers.list_hot_groups())
         if phases:
             await self._run_phases(workers, phases, tell)
 
     async def warm_again(self, workers: PlanTakers, worker_id: WorkerId) -> None:
         """Warm up a worker that has come back, while the others serve."""
-        runs = list_runs_again(self._orders, *_list_holdings(workers.list_configs()), worker_id)
+        runs = list_runs_again(list(self._orders.values()), *_list_holdings(workers.list_configs()), worker_id)
         if worker_id in self._spoiled:
             self._spoiled.discard(worker_id)
             logger.warning("%s is not warmed up: it was lost in a warm-up", worker_id)
@@ -95,8 +103,43 @@ class Warmer:
             finally:
                 self.progress.pop(worker_id, None)
 
+    async def warm_model(self, workers: PlanTakers, order: WarmUpOrder, post: PostEvent) -> None:
+        """Warm up the workers for a model that has been added, while they serve: one worker of each node at a time, and
+        each run when those that take part have no plan. `post` gives the scheduler events. Returns before the end after
+        `ask_to_stop_model` and `drop_model`."""
+        model = order.model
+        self._orders[model] = order
+        held, nodes = _list_holdings(workers.list_configs())
+        phases = list_first_phases([order], held, nodes, workers.list_hot_groups())
+        phases = [join_on_nodes(phase, nodes) for phase in phases]
+        stop = self._stops[model] = WarmUpStop()
+        try:
+            if phases:
+                beside = BesideService(post, stop)
+                await self._run_phases(workers, phases, lambda told: self.model_progress.update({model: told}), beside)
+        finally:
+            self.model_progress.pop(model, None)
+            del self._stops[model]
+            stop.ended.set()
+
+    def ask_to_stop_model(self, model: str) -> None:
+        """End the warm-up of a model that has been added, if there is one, after the run that is under way."""
+        if (stop := self._stops.get(model)) is not None:
+            stop.asked.set()
+
+    async def drop_model(self, model: str) -> None:
+        """End it, and wait until nothing of it runs. No worker is warmed up for the model any more."""
+        self._orders.pop(model, None)
+        if (stop := self._stops.get(model)) is not None:
+            stop.asked.set()
+            await stop.ended.wait()
+
     async def _run_phases(
-        self, workers: PlanTakers, phases: Sequence[WarmUpPhase], tell: Callable[[WarmUpProgress], object]
+        self,
+        workers: PlanTakers,
+        phases: Sequence[WarmUpPhase],
+        tell: Callable[[WarmUpProgress], object],
+        beside: BesideService | None = None,
     ) -> None:
         began_s, done = time.monotonic(), 0
         total = sum(len(runs) for phase in phases for runs in phase)
@@ -109,7 +152,9 @@ class Warmer:
             nonlocal done
             for run in runs:
                 note(model=run.model, size=str(run.inputs.shape), workers=list(run.workers))
-                await self._run(workers, run)
+                if beside is not None and not await beside.wait_for_turn(workers.list_handles(run.workers)):
+                    return
+                await self._run(workers, run, beside)
                 done += 1
 
         try:
@@ -121,13 +166,14 @@ class Warmer:
         note()
         logger.info("warmed up in %.1f s", time.monotonic() - began_s)
 
-    async def _run(self, workers: PlanTakers, run: WarmUpRun) -> None:
+    async def _run(self, workers: PlanTakers, run: WarmUpRun, beside: BesideService | None) -> None:
         plans = run.make_plans(f"warm-up-{next(self._numbers)}", next(self._numbers))
         for _ in plans[1:]:
             next(self._numbers)
         try:
             for plan in plans:
-                await self._run_plan(workers, plan, run.inputs)
+                with beside.announce(plan) if beside is not None else nullcontext():
+                    await self._run_plan(workers, plan, run.inputs, beside)
         except OutOfMemoryError as error:
             logger.info("%s is not warmed up at %s: %s", run.model, run.inputs.shape, error)
         except Exception as error:  # whatever it is, the workers serve without
@@ -138,15 +184,20 @@ class Warmer:
             for handle in workers.list_handles(run.workers):
                 handle.forget_request(request_id, plans[-1].plan_id, with_checkpoints=True)
 
-    async def _run_plan(self, workers: PlanTakers, plan: DispatchPlan, inputs: GenerationInputs) -> None:
+    async def _run_plan(
+        self, workers: PlanTakers, plan: DispatchPlan, inputs: GenerationInputs, beside: BesideService | None
+    ) -> None:
         """Raises `OutOfMemoryError` where a worker has no room for the plan, and `WorkerError` where it fails."""
         loop = asyncio.get_running_loop()
         (request_id,) = plan.request_ids
         spec = RequestSpec(request_id, plan.model, inputs.shape, inputs.num_inference_steps)
         answers: list[asyncio.Future[PlanReport]] = []
-        for worker_id, peak in zip(plan.workers, self._peaks.estimate(plan, [spec]), strict=True):
+        for worker_id, peak in zip(plan.workers, self.peaks.estimate(plan, [spec]), strict=True):
             answers.append(loop.create_future())
-            if not workers.run_plan(worker_id, plan, {request_id: inputs}, _make_taker(answers[-1]), peak):
+            take = _make_taker(answers[-1])
+            if beside is not None:
+                take = beside.listen(worker_id, take)
+            if not workers.run_plan(worker_id, plan, {request_id: inputs}, take, peak):
                 answers[-1].set_exception(WorkerError(f"{worker_id} is down"))
         with self._watch(workers, plan, answers):
             reports = await asyncio.gather(*answers, return_exceptions=True)

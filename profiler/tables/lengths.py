@@ -1,0 +1,50 @@
+"""The length of a size by which the seconds of a stage grow: tokens for D, and for E and C what rows say of frames.
+
+A transformer works on tokens, and of all frames after the first of a video four make a latent one. The decoder of a
+VAE works on latent frames in its first layers, and on every frame that is seen in its last ones, which cost most. How
+much a further frame costs beside the first depends on the VAE, so it is read from the profiled rows. Pure functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from profiler.fitting import fit_sum
+from profiler.tables.rows import ProfileRow
+from tridentserve.requests import PIXELS_PER_TOKEN, Shape
+from tridentserve.stages import Stage
+
+# The share of a frame after the first that `Shape.tokens` counts.
+_TOKENS_SHARE = 0.25
+# VAEs make up to eight frames of a latent one, so that all their layers work on at least this share of a frame, and
+# none on more than the whole of it. A fit that says otherwise has seen too few sizes, or that costs grow with the size.
+_LEAST_SHARE, _MOST_SHARE = 0.125, 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class StageLength:
+    """The length of sizes for one stage of one model."""
+
+    frame_share: float = _TOKENS_SHARE
+    """The cost of each frame after the first, relative to that of the first."""
+
+    def measure(self, shape: Shape) -> float:
+        """The length of a size, in tokens of a first frame."""
+        return shape.pixels / PIXELS_PER_TOKEN * (1 + self.frame_share * (shape.num_frames - 1))
+
+
+def fit_length(rows: Collection[ProfileRow]) -> StageLength:
+    """The length by which the seconds of these rows grow, which are of one model, stage, degree and batch: tokens for D
+    and where all sizes have the same number of frames."""
+    if any(row.stage is Stage.DIFFUSE for row in rows) or len({row.shape.num_frames for row in rows}) < 2:
+        return StageLength()
+    terms = []
+    for row in rows:
+        first = row.shape.pixels / PIXELS_PER_TOKEN
+        terms.append((first, first * (row.shape.num_frames - 1), 1.0))
+    first_s, further_s, _ = fit_sum(terms, [row.seconds for row in rows], most_terms=min(len(rows), len(terms[0])))
+    if not further_s:
+        return StageLength(_LEAST_SHARE) if first_s else StageLength()
+    share = further_s / first_s if first_s else _MOST_SHARE
+    return StageLength(min(max(share, _LEAST_SHARE), _MOST_SHARE))

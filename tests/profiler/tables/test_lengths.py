@@ -1,0 +1,68 @@
+"""The length by which the seconds of a stage grow: how much a frame costs beside the first is read from the rows."""
+
+from __future__ import annotations
+
+import pytest
+
+from profiler import CostModel, ProfileRow, ProfileTable, WeightsRow
+from profiler.tables.curves import TokenCurve
+from profiler.tables.lengths import StageLength, fit_length
+from tridentserve.requests import Shape
+from tridentserve.stages import Stage
+
+SIZES = [Shape(64, 64), Shape(80, 80, 5), Shape(64, 64, 17), Shape(96, 96, 17)]
+
+
+def make_row(shape: Shape, seconds: float, stage: Stage = Stage.DECODE) -> ProfileRow:
+    return ProfileRow("m", "cpu", stage, shape, 1, 1, seconds, 1, "measured: here")
+
+
+def cost(shape: Shape, share: float, once_s: float = 0.0) -> float:
+    return once_s + 1e-5 * shape.pixels * (1 + share * (shape.num_frames - 1))
+
+
+@pytest.mark.parametrize("stage", [Stage.ENCODE, Stage.DECODE])
+@pytest.mark.parametrize("share", [0.125, 0.25, 0.5, 1.0])
+@pytest.mark.parametrize("once_s", [0.0, 0.02])
+def test_the_share_of_a_frame_is_found_again(share: float, once_s: float, stage: Stage) -> None:
+    length = fit_length([make_row(shape, cost(shape, share, once_s), stage) for shape in SIZES])
+    assert length.frame_share == pytest.approx(share, rel=1e-6)
+
+
+def test_noise_does_not_move_it_far() -> None:
+    noisy = [make_row(shape, cost(shape, 1.0) * factor) for shape, factor in zip(SIZES, (1, 1.1, 0.9, 1), strict=True)]
+    assert 0.8 <= fit_length(noisy).frame_share <= 1.0
+
+
+@pytest.mark.parametrize("seconds", [(1.0, 1.0, 100.0, 300.0), (1.0, 1.5, 1.0, 2.0)])
+def test_what_no_vae_does_is_not_believed(seconds: tuple[float, ...]) -> None:
+    rows = [make_row(shape, each) for shape, each in zip(SIZES, seconds, strict=True)]
+    assert 0.125 <= fit_length(rows).frame_share <= 1.0
+
+
+def test_tokens_count_where_frames_cannot_be_told_from_pixels() -> None:
+    tokens = StageLength()
+    assert [tokens.measure(shape) for shape in SIZES] == [shape.tokens for shape in SIZES]
+    assert fit_length([make_row(shape, cost(shape, 1.0), Stage.DIFFUSE) for shape in SIZES]) == tokens
+    assert fit_length([make_row(Shape(side, side, 17), 1.0 * side) for side in (64, 128)]) == tokens
+    assert fit_length([make_row(shape, 0.5, Stage.ENCODE) for shape in SIZES]) == tokens, "a prompt knows of no size"
+    assert fit_length([]) == tokens
+
+
+def test_other_sizes_of_videos_are_predicted() -> None:
+    """Without the length they would be wrong by up to a half; a size that tokens cover is answered in any case."""
+    rows = [
+        make_row(shape, cost(shape, 1.0) if stage is Stage.DECODE else shape.tokens, stage)
+        for stage in Stage
+        for shape in SIZES
+    ]
+    weights = tuple(WeightsRow("m", stage, 1, "measured: here") for stage in Stage)
+    times = CostModel([ProfileTable("t", tuple(rows), weights)], "cpu")
+    for shape in (Shape(80, 80, 17), Shape(64, 96, 9), Shape(96, 96), Shape(96, 96, 5), Shape(64, 64, 5)):
+        assert times.seconds("m", Stage.DECODE, shape) == pytest.approx(cost(shape, 1.0), rel=0.01)
+        assert times.seconds("m", Stage.DIFFUSE, shape) == pytest.approx(shape.tokens, rel=0.01)
+
+
+def test_a_curve_goes_on_in_proportion_where_another_measure_covers_a_size() -> None:
+    curve = TokenCurve([(10, 1.0), (20, 3.0)])
+    assert [curve.read_nearby(length) for length in (5, 10, 20, 40)] == [1.0, 1.0, 3.0, 6.0]
