@@ -1,8 +1,8 @@
 """Denoising steps on one worker: the gain of leaving out work within them, and of sharing them among sizes.
 
 Each prompt is made in all qualities, one after another, and compared with the exact one of the same prompt. Requests of
-three sizes are denoised one after another, as one packed sequence and padded, by turns. Simulated services say where
-the dispatcher packs. The last line is one JSON object.
+three sizes are denoised one after another, as one packed sequence and padded, and by a U-Net as patches, by turns.
+Simulated services say where the dispatcher packs. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -21,6 +23,7 @@ from lib.benchmark import describe_run, print_result
 from lib.command_line import PROFILES, Parser, make_positive, parse_sides, parse_whole_number
 from lib.compare.packed_mixes import measure_mix
 from lib.compare.packed_service import simulate_mix
+from lib.compare.small_unet import make_small_sdxl
 from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter
 
@@ -71,7 +74,7 @@ def main() -> int:
             f"{row['side']:5} {row['quality']:6} skipped {row['skipped']:.2f}, time {row['time_ratio']:.2f} of exact"
             f" ({row['seconds']:.2f} s), PSNR {row['psnr_db']:.1f} dB, SSIM {row['ssim']:.3f}"
         )
-    mixes = _measure_mixes(adapter, options)
+    mixes = _measure_mixes(adapter, options.mixes, options) + _measure_unet_mixes(options)
     figures = {"steps": options.steps, "prompts": options.prompts, "mix_steps": options.mix_steps}
     print_result(run, figures | {"caches": rows, "mixes": mixes, "services": _simulate_services(options)})
     return 0
@@ -87,6 +90,13 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--mixes", type=parse_sides, nargs="*", default=[[32, 48, 64], [64, 96, 128], [128, 192, 256]], help="in pixels"
     )
+    parser.add_argument(
+        "--unet-mixes",
+        type=parse_sides,
+        nargs="*",
+        default=[[64, 128, 192], [128, 192, 256], [256, 384, 512]],
+        help="of a small SDXL, in pixels",
+    )
     parser.add_argument("--mix-steps", type=parse_whole_number, default=8, help="denoising steps of requests of a mix")
     parser.add_argument("--rounds", type=parse_whole_number, default=7, help="measured rounds of each mix")
     parser.add_argument(
@@ -99,20 +109,31 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--requests", type=parse_whole_number, default=300, help="of each simulated service")
     parser.add_argument("--profiles", default=PROFILES, help="a profile table that comes with TridentServe")
     parser.add_argument("--threads", type=parse_whole_number, default=1, help="of the CPU")
-    parser.add_quick(sides=[64], steps=6, prompts=1, mixes=[[32, 48, 64]], mix_steps=1, rounds=1, requests=20)
+    parser.add_quick(
+        sides=[64], steps=6, prompts=1, mixes=[[32, 48, 64]], unet_mixes=[[64, 128]], mix_steps=1, rounds=1, requests=20
+    )
     return parser.parse_args()
 
 
-def _measure_mixes(adapter: PipelineAdapter, options: argparse.Namespace) -> list[dict[str, Any]]:
+def _measure_unet_mixes(options: argparse.Namespace) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        adapter = load_adapter(make_small_sdxl(Path(folder) / "sdxl"), frozenset(Stage))
+        return _measure_mixes(adapter, options.unet_mixes, options)
+
+
+def _measure_mixes(
+    adapter: PipelineAdapter, mixes: Sequence[Sequence[int]], options: argparse.Namespace
+) -> list[dict[str, Any]]:
     rows = []
-    for sides in options.mixes:
+    for sides in mixes:
         rows += measure_mix(
             cast(DiffusersAdapter, adapter), sides, options.mix_steps, options.guidance_scale, options.rounds
         )
     for row in rows:
         print(
-            f"{row['sides']} {row['way']:6} {row['requests_per_s']:.2f} requests/s, latency {row['mean_latency_s']:.3f}"
-            f" s, time {row['time_ratio']:.2f} of one by one, difference {row['max_difference']:.1e}"
+            f"{row['family']} {row['sides']} {row['way']:6} {row['requests_per_s']:.2f} requests/s, latency "
+            f"{row['mean_latency_s']:.3f} s, time {row['time_ratio']:.2f} of one by one, difference "
+            f"{row['max_difference']:.1e}"
         )
     return rows
 

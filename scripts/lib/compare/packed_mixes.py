@@ -1,4 +1,4 @@
-"""Steps of requests of three sizes: one after another, as one packed sequence, and padded to the largest."""
+"""Steps of requests of three sizes: one after another, as one packed sequence or as patches, and padded."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def measure_mix(
     if type(adapter) is SD3Adapter:
         ways["padded"] = _make_padded(adapter)
     measured = [{way: _run(by, way, states) for way, by in ways.items()} for _ in range(rounds + 1)]
-    return [_summarize(way, sides, measured[1:]) for way in ways]
+    return [{"family": adapter.family, **_summarize(way, sides, measured[1:])} for way in ways]
 
 
 def _prepare(adapter: DiffusersAdapter, side: int, number: int, steps: int, guidance_scale: float) -> DenoisingState:

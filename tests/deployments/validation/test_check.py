@@ -177,7 +177,7 @@ def test_problems_of_the_args(profile: str, tmp_path: Path) -> None:
         ({"decision_log": str(ROOT)}, "args.decision_log: is a directory"),
         (
             _make_packing(tiny="z_image"),
-            "args.dispatch.pack_sizes: m is of the family z_image; those of sd3, flux, wan",
+            "args.dispatch.pack_sizes: m is of the family z_image; those of sd3, flux, sdxl, wan",
         ),
         (_make_packing(tiny="sd3", compile=True), "args.dispatch.pack_sizes: m has attention sdpa, compiled; only"),
     ],
