@@ -28,7 +28,7 @@ def measure_mix(
     adapter: DiffusersAdapter, sides: Sequence[int], steps: int, guidance_scale: float, rounds: int
 ) -> list[dict[str, Any]]:
     """Measure a request of each side in each way, by turns; the first round warms up. Ratios are of the same round."""
-    states = [_prepare(adapter, side, number, steps, guidance_scale) for number, side in enumerate(sides)]
+    states = [prepare_state(adapter, side, number, steps, guidance_scale) for number, side in enumerate(sides)]
     ways = {"alone": adapter, "packed": adapter}
     if type(adapter) is SD3Adapter:
         ways["padded"] = _make_padded(adapter)
@@ -36,7 +36,10 @@ def measure_mix(
     return [{"family": adapter.family, **_summarize(way, sides, measured[1:])} for way in ways]
 
 
-def _prepare(adapter: DiffusersAdapter, side: int, number: int, steps: int, guidance_scale: float) -> DenoisingState:
+def prepare_state(
+    adapter: DiffusersAdapter, side: int, number: int, steps: int, guidance_scale: float
+) -> DenoisingState:
+    """The state before the first step of a request for a square image. `number` chooses its prompt, and is its seed."""
     prompt = _PROMPTS[number % len(_PROMPTS)]
     inputs = GenerationInputs(prompt, Shape(side, side), steps, guidance_scale, seed=number)
     return adapter.prepare(adapter.encode(inputs), inputs)

@@ -94,8 +94,8 @@ def test_sizes_that_a_u_net_would_cut_into_patches_of_a_pixel_are_not_packed(mod
     assert diffuse.pack_key(start(model("sdxl"), make_inputs(64, 72, variant="sdxl"))) is None
 
 
-def test_workers_of_a_group_do_not_pack(model: Model) -> None:
-    diffuse, state = load_stage(model("sd3"), Stage.DIFFUSE), start(model("sd3"), make_inputs())
+def test_u_nets_of_a_group_do_not_pack(model: Model) -> None:
+    diffuse, state = load_stage(model("sdxl"), Stage.DIFFUSE), start(model("sdxl"), make_inputs(variant="sdxl"))
     with sequence_parallel(cast(Any, SimpleNamespace(size=2, rank=0))):
         assert diffuse.pack_key(state) is None
     assert diffuse.pack_key(state) is not None

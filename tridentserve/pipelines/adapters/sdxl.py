@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from tridentserve.parallel.ulysses import get_current_group
 from tridentserve.pipelines.adapters.conditions import list_negative_prompts, list_prompts, repeat_rows, split_rows
 from tridentserve.pipelines.adapters.ddpm_adapter import DDPMAdapter
 from tridentserve.pipelines.adapters.packed_sequence import NoiseCall, PackingAdapter
@@ -82,6 +83,8 @@ class SDXLAdapter(PackingAdapter, DDPMAdapter):
         least = find_least_side(self.pipe.unet)
         if any(side % least for side in state.tensors["latents"].shape[-2:]):
             return None  # the patches of it and others could be as small as a pixel
+        if get_current_group() is not None:
+            return None
         return super().pack_key(state)
 
     def _predict_noises(self, calls: Sequence[NoiseCall]) -> list[torch.Tensor]:
