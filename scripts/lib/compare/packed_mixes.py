@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from tridentserve.device import find_device
 from tridentserve.parallel.attention_calls import RedirectedAttention
-from tridentserve.pipelines import DenoisingState
+from tridentserve.pipelines import DenoisingState, PipelineAdapter
 from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
 from tridentserve.pipelines.adapters.packed_sequence import NoiseCall, unpack_patches
 from tridentserve.pipelines.adapters.sd3 import SD3Adapter
@@ -37,7 +37,7 @@ def measure_mix(
 
 
 def prepare_state(
-    adapter: DiffusersAdapter, side: int, number: int, steps: int, guidance_scale: float
+    adapter: PipelineAdapter, side: int, number: int, steps: int, guidance_scale: float
 ) -> DenoisingState:
     """The state before the first step of a request for a square image. `number` chooses its prompt, and is its seed."""
     prompt = _PROMPTS[number % len(_PROMPTS)]
