@@ -18,12 +18,12 @@ from typing import Any, cast
 import torch
 from lib.benchmark import describe_run, print_result
 from lib.command_line import PROFILES, Parser, make_positive, parse_sides, parse_whole_number
-from lib.compare.packed_mixes import measure_mix
-from lib.compare.packed_prediction import measure_predictions
-from lib.compare.packed_service import simulate_mix
-from lib.compare.qualities import PROMPTS, QUALITIES, compare_qualities, make_all
-from lib.compare.ring_mixes import make_model_for_rings, measure_rings
-from lib.compare.small_unet import make_small_sdxl
+from lib.steps.packed_mixes import measure_mix
+from lib.steps.packed_prediction import measure_predictions
+from lib.steps.packed_service import simulate_mix
+from lib.steps.qualities import PROMPTS, QUALITIES, compare_qualities, make_all
+from lib.steps.ring_mixes import make_model_for_rings, measure_rings
+from lib.steps.small_unet import make_small_sdxl
 
 from tridentserve.errors import TridentServeError
 from tridentserve.models.model_folder import find_shipped_model

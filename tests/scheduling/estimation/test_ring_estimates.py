@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.profiler.packed import make_cost_model
 from tests.profiler.synthetic import SHAPES
-from tridentserve.rings import plan_rings
+from tridentserve.packing.rings import plan_rings
 from tridentserve.scheduling.estimation.plan_estimates import PACKED_PEAK_FACTOR, mixed_seconds, rank_peaks
 from tridentserve.stages import Stage
 

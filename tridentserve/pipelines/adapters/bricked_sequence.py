@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from tridentserve.errors import ConfigError
+from tridentserve.packing.rings import plan_rings
 from tridentserve.parallel.collectives import CollectiveGroup
 from tridentserve.parallel.head_exchange import split_text
 from tridentserve.parallel.ring import SoftmaxSum, attend
 from tridentserve.pipelines.adapters.packed_sequence import PackedSequence, Stream, pack
-from tridentserve.rings import plan_rings
 
 _GROUP: ContextVar[CollectiveGroup | None] = ContextVar("packing_group", default=None)
 

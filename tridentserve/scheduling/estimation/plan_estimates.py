@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from tridentserve.errors import ProfileError
 from tridentserve.models.decode_tiles import find_tiled_shape
+from tridentserve.packing.rings import plan_rings
 from tridentserve.protocols import StageMemory, StageTimes
 from tridentserve.requests import RequestSpec, Shape
-from tridentserve.rings import plan_rings
 from tridentserve.stages import Stage
 
 # Three channels of float32, what a VAE in float32 gives; one in another number format gives half of it. Blended tiles

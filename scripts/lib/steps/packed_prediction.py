@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from lib.compare.packed_mixes import prepare_state
+from lib.steps.packed_mixes import prepare_state
 from profiler.packed_cost import fit_packed_cost
 from profiler.tables.rows import ProfileRow
 from tridentserve.device import find_device

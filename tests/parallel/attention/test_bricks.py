@@ -15,11 +15,11 @@ from tests.parallel.members import Member, Pool
 from tests.pipelines.models import families, family_of, load_stage, make_inputs, start
 from tridentserve.engine.live.transport.parcel import Parcel
 from tridentserve.engine.live.worker.denoising import Denoising, StepControl
+from tridentserve.packing.rings import plan_rings
 from tridentserve.parallel import sequence_parallel
 from tridentserve.pipelines import DenoisingState
 from tridentserve.plans import DispatchPlan, PlanMember
 from tridentserve.requests import GenerationInputs
-from tridentserve.rings import plan_rings
 from tridentserve.stages import Stage
 
 Model = Callable[[str], Path]

@@ -15,7 +15,7 @@ from typing import Any
 import diffusers
 import torch
 
-from lib.compare.packed_mixes import prepare_state
+from lib.steps.packed_mixes import prepare_state
 from profiler.measure.processes import choose_context
 from tridentserve.models.model_folder import find_shipped_model
 from tridentserve.parallel import connect_store, make_group, sequence_parallel
