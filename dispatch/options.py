@@ -111,7 +111,14 @@ class DispatchOptions:
         default=(),
         description="Models of which requests of different sizes may share denoising steps too, on one worker, in "
         "batches of up to `max_batch`, where the profile says that packed steps take less time than steps one by one. "
-        "Their families are to be `sd3`, `flux` or `wan`. Policies that do not solve an integer program ignore it.",
+        "Their families are to be `sd3`, `flux`, `wan` or `sdxl`. Policies that do not solve an integer program ignore "
+        "it.",
+    )
+    ring_sizes: tuple[str, ...] = Field(
+        default=(),
+        description="Models of `pack_sizes` of which requests of different sizes may share denoising steps on several "
+        "workers too, each on a ring of its own: a long one on many, a short one on few or on one alone. Their "
+        "families are to be `sd3`, `flux` or `wan`.",
     )
     overdue_share: float = Field(
         default=0.05,

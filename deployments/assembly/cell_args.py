@@ -31,6 +31,7 @@ def take_cell(args: AppArgs, number: int) -> AppArgs:
                 "request_weights": _take_names(args.dispatch.request_weights, names),
                 "fair_shares": _take_names(args.dispatch.fair_shares, names),
                 "pack_sizes": tuple(name for name in args.dispatch.pack_sizes if name in names),
+                "ring_sizes": tuple(name for name in args.dispatch.ring_sizes if name in names),
             }
         ),
         "max_queued_requests": -(-args.max_queued_requests // num_cells),

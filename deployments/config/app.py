@@ -234,7 +234,7 @@ class AppArgs(Args):
         for index, load in enumerate(self.expected_load):
             if load.model not in names:
                 raise make_config_error(f"expected_load[{index}].model", f"unknown model; there are {', '.join(names)}")
-        for key in ("request_weights", "fair_shares", "pack_sizes"):
+        for key in ("request_weights", "fair_shares", "pack_sizes", "ring_sizes"):
             if unknown := sorted(set(getattr(self.dispatch, key) or ()) - set(names)):
                 raise make_config_error(f"dispatch.{key}.{unknown[0]}", f"unknown model; there are {', '.join(names)}")
         self._check_cells()

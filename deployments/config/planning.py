@@ -52,6 +52,7 @@ class DispatchArgs(Args):
     max_degree: Degree | None = make_option(DispatchOptions, "max_degree")
     max_batch: BatchLimit | None = make_option(DispatchOptions, "max_batch")
     pack_sizes: tuple[str, ...] = make_option(DispatchOptions, "pack_sizes")
+    ring_sizes: tuple[str, ...] = make_option(DispatchOptions, "ring_sizes")
     min_efficiency: float = make_option(DispatchOptions, "min_efficiency")
     request_weights: Mapping[str, Positive] | None = make_option(DispatchOptions, "request_weights")
     fair_shares: Mapping[str, Positive] | None = make_option(DispatchOptions, "fair_shares")

@@ -179,6 +179,12 @@ def _check_packing(args: AppArgs, models: Mapping[str, ServedModel]) -> Iterator
             yield f"dispatch.pack_sizes: {name} is of the family {models[name].family.name}; those of {packing} pack"
         elif kernels[name] != Kernels():
             yield f"dispatch.pack_sizes: {name} has {kernels[name]}; only the default kernels pack"
+    for name in args.dispatch.ring_sizes:
+        if name not in args.dispatch.pack_sizes:
+            yield f"dispatch.ring_sizes: {name} is not in dispatch.pack_sizes"
+        elif name in models and not models[name].family.shares_tokens:
+            family = models[name].family.name
+            yield f"dispatch.ring_sizes: {name} is of the family {family}, whose tokens no workers can share"
 
 
 def _check_weights(

@@ -16,11 +16,13 @@ from dispatch.options import DispatchOptions
 from tridentserve.errors import ProfileError
 from tridentserve.protocols import PendingRequest, StageTimes
 from tridentserve.requests import Shape
-from tridentserve.scheduling.estimation.plan_estimates import PACKED_PEAK_FACTOR
+from tridentserve.scheduling.estimation.plan_estimates import PACKED_PEAK_FACTOR, mixed_seconds
 from tridentserve.stages import Stage
 
 # A request joins where a step with it takes less than this share of the steps apart: predictions err by a few percent.
 _WORTHWHILE = 0.95
+# Rings leave a worker with more than the mean of all: a little more than this many times as much, at the most.
+_RING_UNEVENNESS = 2
 # Requests that keep to these share packed steps: no LoRA, `exact`, and not alone.
 _PLAIN = ("exact", 1.0, None)
 
@@ -38,7 +40,7 @@ class MixedBatches:
         """`left`: the requests without a group. Those that join are taken out of it."""
         self._times = times
         self._limit = options.batch_limit
-        self._models = options.pack_sizes
+        self._models, self._ring_models = options.pack_sizes, options.ring_sizes
         self._tick = tick
         self._left = left
 
@@ -49,21 +51,31 @@ class MixedBatches:
         together, shapes, candidate = list(members), [work.shape] * len(members), chosen
         if not self._can_be_mixed(work, chosen) or any(member.spec.loras for member in members):
             return together, candidate
-        for request, other in self._list_like(work):
-            if len(together) >= self._limit:
-                break
-            found = self._fit([*shapes, other.shape], work, candidate)
-            if found is not None and self._may_join(request, other, together, candidate, found):
+        waiting = list(self._list_like(work))
+        while waiting and len(together) < self._limit:
+            # One short request more on one worker of a group makes the others wait: it pays with one for each of them.
+            for count in range(1, min(len(waiting), chosen.group.degree, self._limit - len(together)) + 1):
+                joining = waiting[:count]
+                found = self._fit(shapes, [other.shape for _, other in joining], work, candidate)
+                if found is not None and all(
+                    self._may_join(request, other, together, candidate, found) for request, other in joining
+                ):
+                    break
+            else:
+                del waiting[0]
+                continue
+            del waiting[:count]
+            candidate = found
+            for request, other in joining:
                 together.append(request)
                 shapes.append(other.shape)
-                candidate = found
                 self._left[other].remove(request)
         return together, candidate
 
     def _can_be_mixed(self, work: Work, chosen: Candidate) -> bool:
-        """Packed steps run on one worker, which holds all stages."""
-        alone = chosen.group.degree == 1 and _stays(chosen)
-        return alone and work.model in self._models and work.batch_key == _PLAIN
+        """Packed steps run on one worker, or on a group where each request may have a ring. They hold all stages."""
+        models = self._models if chosen.group.degree == 1 else self._ring_models
+        return _stays(chosen) and work.model in models and work.batch_key == _PLAIN
 
     def _list_like(self, work: Work) -> Iterator[tuple[PendingRequest, Work]]:
         """The requests that differ from some work in their size alone, or in their priority too."""
@@ -76,22 +88,24 @@ class MixedBatches:
         ]
         yield from sorted(like, key=lambda pair: by_deadline(pair[0]))
 
-    def _fit(self, shapes: Sequence[Shape], work: Work, before: Candidate) -> Candidate | None:
-        """The group of `before` for outputs of these shapes, the last of which is to join; None where the memory does
-        not allow it, or where it does not pay."""
-        largest = max(shapes, key=lambda shape: shape.tokens)
+    def _fit(
+        self, present: Sequence[Shape], joining: Sequence[Shape], work: Work, before: Candidate
+    ) -> Candidate | None:
+        """The group of `before`, for outputs of the shapes `present`, with those that are to join; None where the
+        memory does not allow it, or where it does not pay."""
+        shapes = [*present, *joining]
+        largest, degree = max(shapes, key=lambda shape: shape.tokens), before.group.degree
         found = self._find(work._replace(shape=largest, batch=len(shapes)), before)
         # What has the memory for so many of the largest has it for smaller ones.
-        if (
-            found is None
-            or self._find(work._replace(shape=largest, batch=PACKED_PEAK_FACTOR * len(shapes)), before) is None
-        ):
+        peaks = PACKED_PEAK_FACTOR * len(shapes) * (1 if degree == 1 else _RING_UNEVENNESS)
+        if found is None or self._find(work._replace(shape=largest, batch=peaks), before) is None:
             return None
         try:
-            step_s = self._times.packed_seconds(
-                work.model, [shape for shape in shapes for _ in range(work.num_outputs)]
+            members = [(shape, work.num_outputs) for shape in shapes]
+            step_s = mixed_seconds(self._times, work.model, Stage.DIFFUSE, degree, members)
+            joining_s = sum(
+                self._times.seconds(work.model, Stage.DIFFUSE, shape, degree, work.num_outputs) for shape in joining
             )
-            joining_s = self._times.seconds(work.model, Stage.DIFFUSE, shapes[-1], 1, work.num_outputs)
             decode_s = sum(
                 work._replace(shape=shape).stage_s(self._times, Stage.DECODE, found.decode_degree) for shape in shapes
             )

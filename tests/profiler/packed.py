@@ -19,13 +19,15 @@ def compute_step_s(once_s: float, shapes: list[Shape]) -> float:
     return once_s + sum(each_s)
 
 
-def make_cost_model(once_s: float, batches: tuple[int, ...] = BATCHES) -> CostModel:
-    """The times of model `one`; D at degree 1 was profiled with these batches."""
+def make_cost_model(once_s: float, batches: tuple[int, ...] = BATCHES, group_s: float = 0.0) -> CostModel:
+    """The times of model `one`; D at degree 1 was profiled with these batches. A group takes `group_s` longer than its
+    share of a step."""
     whole = table(("one",))
     rows = []
     for row in whole.rows:
         at_once = batches if (row.stage, row.degree) == (Stage.DIFFUSE, 1) else (1,)
         for batch in at_once:
             seconds = row.seconds if row.stage is not Stage.DIFFUSE else compute_step_s(once_s, [row.shape] * batch)
-            rows.append(replace(row, batch=batch, seconds=seconds / row.degree, peak_bytes=row.peak_bytes * batch))
+            seconds = seconds / row.degree + (group_s if row.degree > 1 else 0.0)
+            rows.append(replace(row, batch=batch, seconds=seconds, peak_bytes=row.peak_bytes * batch))
     return CostModel([replace(whole, rows=tuple(rows))], "gpu")

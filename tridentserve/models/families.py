@@ -132,6 +132,7 @@ FAMILIES: dict[str, Family] = {
             options=("force_zeros_for_empty_prompt",),
             shares_tokens=False,
             caches_steps=False,
+            packs_sizes=True,
         ),
         Family(
             name="hunyuan_dit",

@@ -51,7 +51,7 @@ class Family:
     """True where a step can take over what all blocks but the first found before (`quality` of a request). It cannot
     where blocks at both ends of the denoising model are connected."""
     packs_sizes: bool = False
-    """True where requests of different sizes can share the steps of D, as one packed sequence."""
+    """True where requests of different sizes can share the steps of D, as one packed sequence or as patches."""
     loras: bool = True
     """True where diffusers loads LoRAs for this family."""
     unguided_scale: float = 1.0

@@ -64,9 +64,9 @@ class DitServe(StepLevelDispatcher):
     can be stopped, one step is run on a narrower ring.
 
     Left out: rings of different lengths that overlap on the same workers within one batch (plans have their workers to
-    themselves), so that only requests of one shape share a batch, which rarely pays for videos; and C split over
-    workers (appendix A.2). A ring is never wider than the fastest degree. The largest batch is 8, the paper's is 5
-    (4.2).
+    themselves here; with `dispatch.ring_sizes` the policy `tridentserve` forms such batches), so that only requests of
+    one shape share a batch, which rarely pays for videos; and C split over workers (appendix A.2). A ring is never
+    wider than the fastest degree. The largest batch is 8, the paper's is 5 (4.2).
     """
 
     def __init__(self, times: StageTimes, options: DispatchOptions | None, order: JobOrder) -> None:

@@ -67,11 +67,11 @@ def _make_policy(name: str, **replan: bool) -> dict[str, Any]:
     return {"dispatch": {"policy": name}, "expected_load": [LOAD], "replan": replan}
 
 
-def _make_packing(**model: Any) -> dict[str, Any]:
+def _make_packing(ring_sizes: tuple[str, ...] = (), **model: Any) -> dict[str, Any]:
     limits = {"max_side": 512}
     return {
         "models": [{"name": "m", "profile_as": "sd3-like", "limits": limits, **model}],
-        "dispatch": {"pack_sizes": ["m"], "max_batch": 4},
+        "dispatch": {"pack_sizes": ["m"], "ring_sizes": list(ring_sizes), "max_batch": 4},
     }
 
 
@@ -177,7 +177,15 @@ def test_problems_of_the_args(profile: str, tmp_path: Path) -> None:
         ({"decision_log": str(ROOT)}, "args.decision_log: is a directory"),
         (
             _make_packing(tiny="z_image"),
-            "args.dispatch.pack_sizes: m is of the family z_image; those of sd3, flux, wan",
+            "args.dispatch.pack_sizes: m is of the family z_image; those of sd3, flux, sdxl, wan",
+        ),
+        (
+            _make_packing(("m",), tiny="sdxl"),
+            "args.dispatch.ring_sizes: m is of the family sdxl, whose tokens no workers can share",
+        ),
+        (
+            {**_make_packing(("m",), tiny="sd3"), "dispatch": {"ring_sizes": ["m"], "max_batch": 4}},
+            "args.dispatch.ring_sizes: m is not in dispatch.pack_sizes",
         ),
         (_make_packing(tiny="sd3", compile=True), "args.dispatch.pack_sizes: m has attention sdpa, compiled; only"),
     ],

@@ -63,6 +63,18 @@ def test_no_more_than_the_largest_batch_join() -> None:
     assert len(ids(make_cost_model(PAYS_S), sizes(), replace(MIXED, max_batch=2))[0]) == 2
 
 
+def test_short_requests_have_a_worker_each_beside_a_long_one() -> None:
+    """Two workers share the large one. Two small ones fill both alike, so that neither waits for the other; one alone
+    would make a worker wait."""
+    times = make_cost_model(FREE_S, group_s=0.0015)
+    options = replace(MIXED, ring_sizes=("one",), max_degree=2)
+    small = [request(f"small{index}", SMALL, 1000.0 + index, steps=100) for index in range(2)]
+    large = request("large", MIDDLE, 1.6, steps=100)  # in time on two workers only
+    assert set(ids(times, [large, *small], options, number=2)[0]) == {"large", "small0", "small1"}
+    assert ids(times, [large, small[0]], options, number=2)[0] == ("large",)
+    assert ids(times, [large, *small], replace(options, ring_sizes=()), number=2)[0] == ("large",)
+
+
 def test_nobody_becomes_late_by_those_that_join() -> None:
     """Alone the first ends in time; with another it would not."""
     times = make_cost_model(PAYS_S)

@@ -12,16 +12,15 @@ import numpy as np
 import torch
 
 from tridentserve.parallel import ulysses
+from tridentserve.pipelines.adapters.bricked_sequence import lay_out
 from tridentserve.pipelines.adapters.conditions import list_prompts, repeat_rows, split_rows
 from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
 from tridentserve.pipelines.adapters.packed_sequence import (
     NoiseCall,
-    PackedSequence,
     PackingAdapter,
     install_attention,
     install_joint_blocks,
     install_modulation,
-    pack,
 )
 from tridentserve.pipelines.adapters.timestep_shift import compute_shift_mu, set_shifted_timesteps
 from tridentserve.pipelines.base import Tensors
@@ -83,14 +82,16 @@ class FluxAdapter(PackingAdapter, DiffusersAdapter):
         transformer = self.pipe.transformer
         images, texts = [call.latents for call in calls], [call.rows["prompt_embeds"] for call in calls]
         levels = self._embed_levels(calls)
-        positions = transformer.pos_embed(
-            torch.cat(
-                [call.shared[name].repeat(len(call.latents), 1) for name in ("text_ids", "image_ids") for call in calls]
-            )
+        sequence = lay_out([each.shape for each in images], [each.shape for each in texts], text_first=True)
+        text_ids, image_ids = (
+            [call.shared[name].expand(len(call.latents), -1, -1) for call in calls]
+            for name in ("text_ids", "image_ids")
         )
-        sequence = PackedSequence([each.shape for each in images], [each.shape for each in texts], text_first=True)
+        ids = torch.cat([sequence.pack_texts(text_ids), sequence.pack_images(image_ids)])
+        positions = transformer.pos_embed(ids[:, 0])
         with sequence.active():
-            image, text = transformer.x_embedder(pack(images)), transformer.context_embedder(pack(texts))
+            image = transformer.x_embedder(sequence.pack_images(images))
+            text = transformer.context_embedder(sequence.pack_texts(texts))
             for block in transformer.transformer_blocks:
                 text, image = block(image, text, levels, positions)
             joint = torch.cat([text, image])

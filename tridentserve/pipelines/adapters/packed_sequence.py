@@ -67,6 +67,7 @@ class PackedSequence:
         self._image_tokens = [size[1] for size in images]
         self._text_tokens = [size[1] for size in texts]
         self._text_first = text_first
+        self._row_numbers = torch.arange(sum(self._rows))  # among those of all requests
         self._owners: dict[Stream, torch.Tensor] = {}
 
     @contextmanager
@@ -83,6 +84,15 @@ class PackedSequence:
         if stream not in self._owners:
             self._owners[stream] = self._find_owners(stream).to(rows.device)
         return rows.index_select(0, self._owners[stream])
+
+    def pack_images(self, tokens: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Pack the image tokens of each request, (rows, tokens, channels), into one sequence, (all tokens, 1,
+        channels)."""
+        return pack(tokens)
+
+    def pack_texts(self, tokens: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The same for the text tokens of each request."""
+        return pack(tokens)
 
     def unpack_images(self, tokens: torch.Tensor) -> list[torch.Tensor]:
         """Split image tokens, (tokens, 1, channels), into those of each request, (rows, tokens, channels)."""
@@ -109,9 +119,8 @@ class PackedSequence:
 
     def _find_owners(self, stream: Stream) -> torch.Tensor:
         """The row of each token of a stream."""
-        rows = torch.arange(sum(self._rows))
         owners = {
-            name: rows.repeat_interleave(torch.tensor(counts).repeat_interleave(torch.tensor(self._rows)))
+            name: self._row_numbers.repeat_interleave(torch.tensor(counts).repeat_interleave(torch.tensor(self._rows)))
             for name, counts in (("image", self._image_tokens), ("text", self._text_tokens))
         }
         if stream != "joint":

@@ -9,16 +9,15 @@ import torch
 from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import retrieve_timesteps
 
 from tridentserve.parallel import ulysses
+from tridentserve.pipelines.adapters.bricked_sequence import lay_out
 from tridentserve.pipelines.adapters.conditions import list_negative_prompts, list_prompts, repeat_rows, split_rows
 from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
 from tridentserve.pipelines.adapters.packed_sequence import (
     NoiseCall,
-    PackedSequence,
     PackingAdapter,
     install_attention,
     install_joint_blocks,
     install_modulation,
-    pack,
     unpack_patches,
 )
 from tridentserve.pipelines.adapters.timestep_shift import compute_shift_mu
@@ -97,9 +96,9 @@ class SD3Adapter(PackingAdapter, DiffusersAdapter):
         texts = [call.rows["prompt_embeds"] for call in calls]
         pooled = torch.cat([call.rows["pooled_prompt_embeds"] for call in calls])
         levels = transformer.time_text_embed(torch.cat([call.timesteps for call in calls]), pooled)
-        sequence = PackedSequence([each.shape for each in images], [each.shape for each in texts], text_first=False)
+        sequence = lay_out([each.shape for each in images], [each.shape for each in texts], text_first=False)
         with sequence.active():
-            image, text = pack(images), transformer.context_embedder(pack(texts))
+            image, text = sequence.pack_images(images), transformer.context_embedder(sequence.pack_texts(texts))
             for block in transformer.transformer_blocks:
                 text, image = block(hidden_states=image, encoder_hidden_states=text, temb=levels)
             noises = sequence.unpack_images(transformer.proj_out(transformer.norm_out(image, levels)))

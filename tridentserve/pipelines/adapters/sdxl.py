@@ -1,7 +1,7 @@
 """Stable Diffusion XL (arXiv 2307.01952): two CLIPs, a U-Net that takes the size of the image as input, a VAE.
 
 A U-Net mixes pixels by convolutions, so its tokens cannot be shared out: two workers run one of its two passes
-each. No watermark is added.
+each. Requests of different sizes share steps as patches. No watermark is added.
 """
 
 from __future__ import annotations
@@ -11,15 +11,18 @@ from typing import Any
 
 import torch
 
+from tridentserve.parallel.ulysses import get_current_group
 from tridentserve.pipelines.adapters.conditions import list_negative_prompts, list_prompts, repeat_rows, split_rows
 from tridentserve.pipelines.adapters.ddpm_adapter import DDPMAdapter
-from tridentserve.pipelines.base import Tensors
+from tridentserve.pipelines.adapters.packed_sequence import NoiseCall, PackingAdapter
+from tridentserve.pipelines.adapters.patched_unet import LatentSize, PatchLayout, find_least_side, install_patches
+from tridentserve.pipelines.base import DenoisingState, Tensors
 from tridentserve.requests import GenerationInputs
 
 _ROWS = ("prompt_embeds", "pooled_prompt_embeds", "time_ids")
 
 
-class SDXLAdapter(DDPMAdapter):
+class SDXLAdapter(PackingAdapter, DDPMAdapter):
     """`StableDiffusionXLPipeline`. With guidance, the condition has two rows: negative, then positive. Without a
     negative prompt the negative row is zeros, as in the published models.
 
@@ -75,6 +78,34 @@ class SDXLAdapter(DDPMAdapter):
             return_dict=False,
         )[0]
         return noise
+
+    def pack_key(self, state: DenoisingState) -> Hashable | None:
+        least = find_least_side(self.pipe.unet)
+        if any(side % least for side in state.tensors["latents"].shape[-2:]):
+            return None  # the patches of it and others could be as small as a pixel
+        if get_current_group() is not None:
+            return None
+        return super().pack_key(state)
+
+    def _predict_noises(self, calls: Sequence[NoiseCall]) -> list[torch.Tensor]:
+        sizes = [LatentSize.measure(call.latents) for call in calls]
+        order = sorted(range(len(calls)), key=lambda index: sizes[index])
+        ordered = [calls[index] for index in order]
+        layout = PatchLayout([sizes[index] for index in order], self.device)
+        rows = {name: torch.cat([call.rows[name] for call in ordered]) for name in calls[0].rows}
+        embeds = rows.pop("prompt_embeds")  # attentions have the text of an image once, not once for each patch
+        with layout.active():
+            patches = self._predict_noise(
+                layout.cut([call.latents for call in ordered]),
+                layout.spread(torch.cat([call.timesteps for call in ordered])),
+                {name: layout.spread(row) for name, row in rows.items()} | {"prompt_embeds": embeds},
+                {},
+            )
+        noises = dict(zip(order, layout.join(patches), strict=True))
+        return [noises[index] for index in range(len(calls))]
+
+    def _install_packing(self) -> None:
+        install_patches(self.pipe.unet)
 
     def _decode(self, latents: torch.Tensor) -> torch.Tensor:
         vae = self.pipe.vae

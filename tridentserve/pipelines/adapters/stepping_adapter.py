@@ -19,6 +19,7 @@ from tridentserve.parallel import sequence_parallel
 from tridentserve.parallel.guidance import share_passes
 from tridentserve.parallel.ulysses import get_current_group
 from tridentserve.pipelines import block_cache
+from tridentserve.pipelines.adapters.bricked_sequence import packed_over
 from tridentserve.pipelines.adapters.denoising_request import GENERATOR, LORAS, SCHEDULER_PREFIX, DenoisingRequest
 from tridentserve.pipelines.adapters.packed_sequence import NoiseCall, PackingAdapter
 from tridentserve.pipelines.adapters.step_caches import StepCaches, may_skip
@@ -91,8 +92,7 @@ class SteppingAdapter(PipelineAdapter):
         return ()
 
     def pack_key(self, state: DenoisingState) -> Hashable | None:
-        cannot = not self.packs or get_current_group() is not None
-        if cannot or _read_loras(state) or may_skip(state.values):
+        if not self.packs or _read_loras(state) or may_skip(state.values):
             return None
         return ("packed", state.tensors["latents"].dtype)
 
@@ -128,7 +128,10 @@ class SteppingAdapter(PipelineAdapter):
             passes = next(iter(request.rows.values())).shape[0]
             rows = {name: row.flatten(0, 1) for name, row in request.rows.items()}
             calls.append(NoiseCall(torch.cat([latents] * passes), levels.repeat(passes), rows, request.tensors))
-        noises = zip(self._predict_noises(calls), inputs, strict=True)
+        # The group shares out whole requests and their tokens here, and not the tokens of one forward pass.
+        with packed_over(get_current_group()), sequence_parallel(None):
+            predicted = self._predict_noises(calls)
+        noises = zip(predicted, inputs, strict=True)
         return [noise.reshape(-1, *latents.shape) for noise, latents in noises]
 
     def _predict_batch(

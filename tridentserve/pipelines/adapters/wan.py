@@ -12,13 +12,12 @@ from typing import Any
 import torch
 
 from tridentserve.parallel import ulysses
+from tridentserve.pipelines.adapters.bricked_sequence import lay_out
 from tridentserve.pipelines.adapters.conditions import list_negative_prompts, list_prompts, repeat_rows, split_rows
 from tridentserve.pipelines.adapters.packed_sequence import (
     NoiseCall,
-    PackedSequence,
     PackingAdapter,
     install_attention,
-    pack,
     unpack_patches,
 )
 from tridentserve.pipelines.adapters.video_adapter import VideoAdapter, read_statistic
@@ -90,18 +89,24 @@ class WanAdapter(PackingAdapter, VideoAdapter):
         inputs = [self._build_model_input(call.latents, call.rows).to(transformer.dtype) for call in calls]
         images = [transformer.patch_embedding(each).flatten(2).transpose(1, 2) for each in inputs]
         texts = [call.rows["prompt_embeds"] for call in calls]
-        positions = [
-            torch.cat([table.repeat(1, len(each), 1, 1) for table, each in zip(tables, inputs, strict=True)], dim=1)
-            for tables in zip(*map(transformer.rope, inputs), strict=True)
-        ]
-        sequence = PackedSequence([each.shape for each in images], [each.shape for each in texts], text_first=False)
-        timesteps = [self._expand_timesteps(call.timesteps, call.latents, transformer).flatten() for call in calls]
-        levels, modulation, text, _ = transformer.condition_embedder(torch.cat(timesteps), pack(texts))
+        sequence = lay_out([each.shape for each in images], [each.shape for each in texts], text_first=False)
+        timesteps = [self._expand_timesteps(call.timesteps, call.latents, transformer) for call in calls]
+        if self.pipe.config.expand_timesteps:
+            of_all = sequence.pack_images([each.unsqueeze(-1) for each in timesteps]).flatten()
+        else:
+            of_all = torch.cat(timesteps)
+        levels, modulation, text, _ = transformer.condition_embedder(of_all, sequence.pack_texts(texts))
         modulation = modulation.unflatten(1, (6, -1))
         if not self.pipe.config.expand_timesteps:
             levels, modulation = (sequence.spread(each, "image") for each in (levels, modulation))
+        positions = [
+            sequence.pack_images(
+                [table[:, :, 0].expand(len(each), -1, -1) for table, each in zip(tables, inputs, strict=True)]
+            ).transpose(0, 1)[:, :, None]
+            for tables in zip(*map(transformer.rope, inputs), strict=True)
+        ]
         with sequence.active():
-            image = pack(images)
+            image = sequence.pack_images(images)
             for block in transformer.blocks:
                 image = block(image, text, modulation, positions)
         shift, scale = (transformer.scale_shift_table + levels.unsqueeze(1)).chunk(2, dim=1)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from tridentserve.errors import ProfileError
 from tridentserve.models.decode_tiles import find_tiled_shape
+from tridentserve.packing.rings import plan_rings
 from tridentserve.protocols import StageMemory, StageTimes
 from tridentserve.requests import RequestSpec, Shape
 from tridentserve.stages import Stage
@@ -67,13 +68,25 @@ def mixed_seconds(
     times: StageTimes, model: str, stage: Stage, degree: int, members: Sequence[tuple[Shape, int]]
 ) -> float:
     """Seconds of one stage (per step for DIFFUSE) of a plan at a stage's degree. `members`: the shape and the number of
-    outputs of each."""
+    outputs of each. Where several workers run D of sizes that differ, the one with the most to do decides."""
     shape, outputs = members[0][0], sum(count for _, count in members)
     if stage is Stage.ENCODE or all(own == shape for own, _ in members):
         return times.seconds(model, stage, shape, degree, outputs)
-    if stage is Stage.DECODE or degree > 1:
+    if stage is Stage.DECODE:
         return sum(times.seconds(model, stage, own, degree, count) for own, count in members)
+    if degree > 1:
+        return max(
+            sum(times.seconds(model, stage, own, width, count) for own, count, width in held)
+            for held in _list_held(members, degree)
+        )
     return times.packed_seconds(model, [own for own, count in members for _ in range(count)])
+
+
+def _list_held(members: Sequence[tuple[Shape, int]], degree: int) -> list[list[tuple[Shape, int, int]]]:
+    """The members whose tokens each of `degree` workers holds in a packed step, with the widths of their rings."""
+    rings = plan_rings([shape.tokens * outputs for shape, outputs in members], degree)
+    pairs = list(zip(members, rings, strict=True))
+    return [[(*member, len(ring)) for member, ring in pairs if worker in ring] for worker in range(degree)]
 
 
 def rank_peaks(
@@ -86,7 +99,8 @@ def rank_peaks(
     token_ratio: float = 1.0,
 ) -> tuple[int, ...]:
     """Peak activation bytes on each worker of a plan, in rank order. `members`: the shape and the number of outputs of
-    each. A batch is decoded one request after another. `frugal`: E is done so, too, and C in tiles. `token_ratio`: the
+    each. A batch is decoded one request after another. Sizes that differ have a ring each where several workers run D.
+    `frugal`: E is done so, too, and C in tiles. `token_ratio`: the
     tokens of D relative to those that were profiled. `ProfileError` when that was not profiled."""
     peaks = [0] * degree
     outputs_of: defaultdict[Shape, list[int]] = defaultdict(list)
@@ -95,6 +109,11 @@ def rank_peaks(
     of_texts = {members[0][0]: [outputs for _, outputs in members]}
     for stage in stages:
         used = stage_degree(times, model, stage, degree)
+        if stage is Stage.DIFFUSE and used > 1 and len(outputs_of) > 1:
+            for rank, held in enumerate(_list_held(members, used)):
+                shares = sum(times.peak_bytes(model, stage, shape, width, outputs) for shape, outputs, width in held)
+                peaks[rank] = max(peaks[rank], math.ceil(token_ratio * PACKED_PEAK_FACTOR * shares))
+            continue
         one_by_one = stage is Stage.DECODE or (frugal and stage is Stage.ENCODE)
         of_shapes = []
         for shape, each in (of_texts if stage is Stage.ENCODE else outputs_of).items():

@@ -1,4 +1,4 @@
-"""Steps of requests of three sizes: one after another, as one packed sequence, and padded to the largest."""
+"""Steps of requests of three sizes: one after another, as one packed sequence or as patches, and padded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from tridentserve.device import find_device
 from tridentserve.parallel.attention_calls import RedirectedAttention
-from tridentserve.pipelines import DenoisingState
+from tridentserve.pipelines import DenoisingState, PipelineAdapter
 from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
 from tridentserve.pipelines.adapters.packed_sequence import NoiseCall, unpack_patches
 from tridentserve.pipelines.adapters.sd3 import SD3Adapter
@@ -28,15 +28,18 @@ def measure_mix(
     adapter: DiffusersAdapter, sides: Sequence[int], steps: int, guidance_scale: float, rounds: int
 ) -> list[dict[str, Any]]:
     """Measure a request of each side in each way, by turns; the first round warms up. Ratios are of the same round."""
-    states = [_prepare(adapter, side, number, steps, guidance_scale) for number, side in enumerate(sides)]
+    states = [prepare_state(adapter, side, number, steps, guidance_scale) for number, side in enumerate(sides)]
     ways = {"alone": adapter, "packed": adapter}
     if type(adapter) is SD3Adapter:
         ways["padded"] = _make_padded(adapter)
     measured = [{way: _run(by, way, states) for way, by in ways.items()} for _ in range(rounds + 1)]
-    return [_summarize(way, sides, measured[1:]) for way in ways]
+    return [{"family": adapter.family, **_summarize(way, sides, measured[1:])} for way in ways]
 
 
-def _prepare(adapter: DiffusersAdapter, side: int, number: int, steps: int, guidance_scale: float) -> DenoisingState:
+def prepare_state(
+    adapter: PipelineAdapter, side: int, number: int, steps: int, guidance_scale: float
+) -> DenoisingState:
+    """The state before the first step of a request for a square image. `number` chooses its prompt, and is its seed."""
     prompt = _PROMPTS[number % len(_PROMPTS)]
     inputs = GenerationInputs(prompt, Shape(side, side), steps, guidance_scale, seed=number)
     return adapter.prepare(adapter.encode(inputs), inputs)

@@ -21,7 +21,7 @@ from tridentserve.stages import Stage
 
 Model = Callable[[str], Path]
 
-PACKING = ("sd3", "sd3-medium", "flux", "flux-schnell", "wan", "wan-2.2", "wan-2.2-ti2v")
+PACKING = ("sd3", "sd3-medium", "flux", "flux-schnell", "wan", "wan-2.2", "wan-2.2-ti2v", "sdxl")
 
 
 def unlike(variant: str) -> list[GenerationInputs]:
@@ -45,13 +45,14 @@ def shorten_text(state: DenoisingState, tokens: int) -> DenoisingState:
 
 @pytest.mark.parametrize("variant", families(*PACKING))
 def test_members_of_any_sizes_join_and_leave_at_step_boundaries(model: Model, variant: str) -> None:
-    """The first has done a step before the others join; each has a text of another length, and leaves when it is
-    done."""
+    """The first has done a step before the others join; each has a text of another length, but where CLIP alone reads
+    it, and leaves when it is done."""
+    shorter = 0 if family_of(variant).name == "sdxl" else 3
     diffuse = load_stage(model(variant), Stage.DIFFUSE)
     states = [start(model(variant), inputs) for inputs in unlike(variant)]
     lengths = [state.tensors["prompt_embeds"].shape[1] for state in states]
     starts = [
-        shorten_text(state, length - 3 * index)
+        shorten_text(state, length - shorter * index)
         for index, (state, length) in enumerate(zip(states, lengths, strict=True))
     ]
     alone = [diffuse.latents(diffuse.step(state, state.num_steps))["latents"] for state in starts]
@@ -66,7 +67,7 @@ def test_members_of_any_sizes_join_and_leave_at_step_boundaries(model: Model, va
             assert (latents - alone[index]).abs().max() <= 1e-4
 
 
-@pytest.mark.parametrize("variant", families("sd3", "flux", "wan"))
+@pytest.mark.parametrize("variant", families("sd3", "flux", "wan", "sdxl"))
 def test_a_packed_step_leaves_no_trace_in_the_steps_of_one_request(model: Model, variant: str) -> None:
     diffuse = load_adapter(model(variant), frozenset({Stage.DIFFUSE}))
     one, other, _ = (start(model(variant), inputs) for inputs in unlike(variant))
@@ -87,8 +88,14 @@ def test_requests_with_a_step_cache_or_a_lora_are_not_packed(model: Model) -> No
         diffuse.advance([exact, replace(with_lora, values=with_lora.values | {"size": "32x32"})])
 
 
-def test_workers_of_a_group_do_not_pack(model: Model) -> None:
-    diffuse, state = load_stage(model("sd3"), Stage.DIFFUSE), start(model("sd3"), make_inputs())
+def test_sizes_that_a_u_net_would_cut_into_patches_of_a_pixel_are_not_packed(model: Model) -> None:
+    diffuse = load_stage(model("sdxl"), Stage.DIFFUSE)
+    assert diffuse.pack_key(start(model("sdxl"), make_inputs(64, 96, variant="sdxl"))) is not None
+    assert diffuse.pack_key(start(model("sdxl"), make_inputs(64, 72, variant="sdxl"))) is None
+
+
+def test_u_nets_of_a_group_do_not_pack(model: Model) -> None:
+    diffuse, state = load_stage(model("sdxl"), Stage.DIFFUSE), start(model("sdxl"), make_inputs(variant="sdxl"))
     with sequence_parallel(cast(Any, SimpleNamespace(size=2, rank=0))):
         assert diffuse.pack_key(state) is None
     assert diffuse.pack_key(state) is not None
