@@ -36,6 +36,8 @@ from tridentserve.parallel import connect_store
 from tridentserve.requests import GenerationInputs, Shape
 from tridentserve.stages import Stage
 
+# The beginning of the reason of a point for which the device has no room.
+OUT_OF_MEMORY = "out of memory"
 _NO_CONDITION = "its encode stage could not be measured"
 
 
@@ -91,7 +93,7 @@ class Processes:
                     raise
                 if stage is Stage.ENCODE and point.batch == 1 and self._source.condition_folder is None:
                     without_condition.add(point.shape)
-                yield point, f"out of memory ({str(error).partition('. ')[0]})"
+                yield point, f"{OUT_OF_MEMORY} ({str(error).partition('. ')[0]})"
 
     def _add_conditions(self, conditions: dict[Shape, bytes], shapes: set[Shape]) -> None:
         for shape in sorted(shapes - set(conditions)):

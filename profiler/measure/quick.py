@@ -11,12 +11,14 @@ from dataclasses import replace
 
 from profiler.extrapolation import add_unmeasured
 from profiler.measure.checks import ProfilePoint, Sweep, find_side_limit
+from profiler.measure.processes import OUT_OF_MEMORY
 from profiler.measure.run import MeasureOptions, measure
 from profiler.measure.sizes import SizeRange
 from profiler.measure.stages import WARM_UP, Sample, Source
 from profiler.tables.rows import ProfileTable
 from tridentserve.errors import ProfileError
 from tridentserve.models.model_folder import detect_family
+from tridentserve.requests import Shape
 from tridentserve.stages import Stage
 
 logger = logging.getLogger(__name__)
@@ -50,13 +52,15 @@ def measure_quickly(
     clock: Callable[[], float] = time.monotonic,
 ) -> ProfileTable:
     """The table of a model on one device, for all sizes of the range. No measurement begins that is expected to end
-    after `budget_s` seconds, but for two sizes of each stage; larger sizes get `modelled` rows. `degrees` above 1 are
-    left out where there is no time for them, or where they fail. Raises what `measure` raises."""
+    after `budget_s` seconds, loads of weights not counted, but for two sizes of each stage and for the usual size,
+    which may take as long again; larger sizes get `modelled` rows. `degrees` above 1 are left out where there is no
+    time for them, or where they fail. Raises what `measure` raises, and `ProfileError` where the device has no room for
+    a stage."""
     family = detect_family(source.folder)
     sizes = sizes.cap_sides(family, find_side_limit(source))
     shapes, vae_shapes = sizes.choose_sizes(family), sizes.choose_vae_sizes(family)
     vae_stages = (Stage.ENCODE, Stage.DECODE) if family.needs_image else (Stage.DECODE,)
-    budget = TimeBudget(budget_s, clock)
+    budget, skips = TimeBudget(budget_s, clock, sizes.usual), _Skips(model)
     options = MeasureOptions(_REPEATS, _PASSES, num_threads)
 
     def run(degrees: tuple[int, ...], known: ProfileTable | None) -> ProfileTable:
@@ -65,9 +69,19 @@ def measure_quickly(
             on_point(point, sample)
 
         sweep = Sweep(shapes, degrees, own_shapes=dict.fromkeys(vae_stages, vae_shapes))
-        return measure(source, model, sweep, options, note, _log_skip, known, budget.admit)
+        return measure(
+            source,
+            model,
+            sweep,
+            options,
+            note,
+            skips.note,
+            known,
+            lambda point: skips.refuse(point) or budget.admit(point),
+        )
 
     table = run((1,), None)
+    skips.check_stages(table)
     if len(degrees) > 1 and not family.whole and budget.left_s > _WIDE_SHARE * budget_s:
         try:
             table = run(degrees, table)
@@ -85,14 +99,41 @@ def _level_encode(table: ProfileTable) -> ProfileTable:
     return replace(table, rows=tuple(rows))
 
 
-def _log_skip(point: ProfilePoint, reason: str) -> None:
-    logger.info("%s is not measured: %s", point, reason)
+class _Skips:
+    """The points that are not measured, and why."""
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._no_room: dict[tuple[Stage, int], str] = {}
+        """The reason of the first point of a stage and degree for which the device had no room."""
+
+    def note(self, point: ProfilePoint, reason: str) -> None:
+        logger.info("%s is not measured: %s", point, reason)
+        if reason.startswith(OUT_OF_MEMORY):
+            self._no_room.setdefault((point.stage, point.degree), reason)
+
+    def refuse(self, point: ProfilePoint) -> str | None:
+        """The reason not to try a point, where a smaller one of its stage had no room: larger sizes come later."""
+        return "a smaller size had no room" if (point.stage, point.degree) in self._no_room else None
+
+    def check_stages(self, table: ProfileTable) -> None:
+        """Raise `ProfileError` for a stage that was measured at no size."""
+        for stage in Stage:
+            if not any(row.stage is stage for row in table.rows):
+                reason = self._no_room.get((stage, 1), "nothing of it could be measured")
+                raise ProfileError(
+                    f"stage {stage} of {self._model}: {reason}. A model that is measured has to fit whole: give it a "
+                    "smaller number format (models[].dtype), or take the table of another device, with which its "
+                    "weights can be streamed or divided (profiles, models[].profile_as, cluster.device_name)"
+                )
 
 
 class TimeBudget:
     """Says before each point whether there is time for it."""
 
-    def __init__(self, budget_s: float, clock: Callable[[], float]) -> None:
+    def __init__(self, budget_s: float, clock: Callable[[], float], usual: Shape | None = None) -> None:
+        """`usual`: the size that is measured even where it takes `budget_s` alone."""
+        self._usual = usual
         self._budget_s = budget_s
         self._clock = clock
         self._began_s = self._asked_s = clock()
@@ -116,11 +157,17 @@ class TimeBudget:
                 return None
             expected_s, part = self._expect(point, smaller[-2], smaller[-1]), _STAGE_ENDS[point.stage]
         left_s = self._began_s + part * self._budget_s - self._asked_s
+        if point.shape == self._usual and point not in self._took_s:
+            left_s = max(left_s, self._budget_s)
         return None if expected_s <= left_s else f"it would take about {expected_s:.0f} s, and {left_s:.0f} s are left"
 
     def note(self, point: ProfilePoint, sample: Sample) -> None:
         """A point that was admitted has been measured."""
-        self._took_s[point] = self._clock() - self._asked_s
+        is_first = not any((known.stage, known.degree) == (point.stage, point.degree) for known in self._step_s)
+        took_s = self._clock() - self._asked_s
+        if is_first:  # what it took beside its runs was the load of its weights, and is nothing to save time on
+            self._began_s += max(0.0, took_s - _RUNS * sample.seconds)
+        self._took_s[point] = took_s
         self._step_s[point] = sample.seconds
 
     def _expect(self, point: ProfilePoint, before: ProfilePoint, last: ProfilePoint) -> float:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from profiler import CostModel, ProfileTable
 from profiler.measure.checks import ProfilePoint
@@ -14,6 +15,7 @@ from profiler.measure.processes import Processes
 from profiler.measure.quick import TimeBudget, measure_quickly
 from profiler.measure.sizes import SizeRange
 from profiler.measure.stages import Sample, Source
+from tridentserve.errors import ProfileError
 from tridentserve.models.families import FAMILIES
 from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.requests import GenerationInputs, Shape
@@ -30,6 +32,11 @@ class Machine:
         self.now_s = 0.0
         self.slow_s = 0.0
         """Seconds that every run takes in addition, for a while."""
+        self.load_s = 0.0
+        """Seconds of a load of the weights of a stage."""
+        self.no_room: Stage | None = None
+        """The stage whose weights the machine does not hold."""
+        self.tried: list[tuple[Stage, Shape]] = []
 
     def clock(self) -> float:
         return self.now_s
@@ -40,6 +47,10 @@ class Machine:
         return {Stage.ENCODE: 0.02, Stage.DIFFUSE: 0.01 + 3e-4 * n + 2e-7 * n * n, Stage.DECODE: 8e-4 * n}[stage]
 
     def sample(self, stage: Stage, source: Source, inputs: GenerationInputs, *others: Any) -> Sample:
+        self.now_s += self.load_s if all(known is not stage for known, _ in self.tried) else 0.0
+        self.tried.append((stage, inputs.shape))
+        if stage is self.no_room:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 108.00 MiB.")
         seconds = self.cost(stage, inputs.shape) + self.slow_s
         self.now_s += 5 * seconds
         return Sample(seconds, 0.0, 1000 * inputs.shape.pixels, inputs.shape.pixels)
@@ -137,6 +148,33 @@ def test_with_little_time_large_sizes_are_modelled(machine: Machine, tiny_cache:
     assert len(nothing.rows) - len(list_modelled(nothing)) == 2 * len(Stage)
 
 
+def test_the_loads_of_weights_take_no_time_from_the_sizes(machine: Machine, tiny_cache: Path) -> None:
+    quick = measure_on(machine, tiny_cache, budget_s=8)
+    machine.tried, machine.load_s = [], 30.0
+    slow = measure_on(machine, tiny_cache, budget_s=8)
+    assert list_modelled(slow) == list_modelled(quick)
+    assert len(list_modelled(quick)) < len(quick.rows) - 2 * len(Stage)
+
+
+def test_the_usual_size_is_measured_where_smaller_ones_have_used_the_time(machine: Machine, tiny_cache: Path) -> None:
+    usual = Shape(512, 512)
+    sizes = SizeRange(Shape(64, 64), usual, Shape(1024, 1024))
+    source = Source(ensure_tiny("sd3", tiny_cache), "cpu")
+    table = measure_quickly(source, "m", sizes, (1,), 1, 8.0, clock=machine.clock)
+    assert (Stage.DIFFUSE, Shape(1024, 1024)) in list_modelled(table)
+    assert (Stage.DIFFUSE, usual) not in list_modelled(table)
+
+
+@pytest.mark.parametrize("stage", [Stage.DIFFUSE, Stage.DECODE])
+def test_a_stage_for_which_there_is_no_room_ends_the_measurement(
+    machine: Machine, tiny_cache: Path, stage: Stage
+) -> None:
+    machine.no_room = stage
+    with pytest.raises(ProfileError, match=rf"stage {stage} of m: out of memory .*models\[\].dtype"):
+        measure_on(machine, tiny_cache, budget_s=1000)
+    assert [tried for tried, _ in machine.tried].count(stage) == 1  # each try loads the weights
+
+
 def test_a_slow_moment_is_forgotten_in_a_later_pass(machine: Machine, tiny_cache: Path) -> None:
     heard: list[ProfilePoint] = []
 
@@ -191,6 +229,6 @@ def test_later_passes_go_by_what_a_point_took(machine: Machine) -> None:
     machine.now_s = 4.0  # with a load of weights
     budget.note(small, Sample(0.1, 0.0, 0, 0))
     assert budget.admit(small) is None
-    machine.now_s = 7.0
+    machine.now_s = 10.5  # the load, of 3.5 s, is not counted
     assert budget.admit(small) == "it would take about 4 s, and 3 s are left"
     assert budget.left_s == 3.0
