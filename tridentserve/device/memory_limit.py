@@ -20,9 +20,11 @@ def check_budget(device: ComputeDevice, budget_bytes: int) -> None:
         return
     available_bytes = memory.total_bytes - memory.outside_bytes
     advice = f"`auto`, or at most {int(BUDGET_SHARE * available_bytes) // MIB}, suits this device"
-    found = f"{budget_bytes // MIB} MiB, but {device.name} has {available_bytes // MIB} MiB for a worker"
+    found = f"{budget_bytes // MIB} MiB, and {device.name} has {available_bytes // MIB} MiB for a worker"
     if budget_bytes > available_bytes:
         taken = f"{memory.outside_bytes // MIB} of its {memory.total_bytes // MIB} MiB are taken"
         raise ConfigError(f"cluster.memory_mb: {found} ({taken}); {advice}")
     if budget_bytes > BUDGET_SHARE * available_bytes:
         logger.warning("cluster.memory_mb: %s, which leaves little for what nobody counts; %s", found, advice)
+    else:
+        logger.debug("cluster.memory_mb: %s", found)
