@@ -120,8 +120,8 @@ def list_unplanned(args: AppArgs) -> Iterator[str]:
     for index, model in enumerate(args.models):
         if model.name in unmeasured and not model.is_unfetched:
             yield (
-                f"models[{index}]: {model.name} has no profile for the device ({args.cluster.device_name}) and is measured "
-                "at the first start; before, nobody knows whether it fits (cluster.memory_mb: "
+                f"models[{index}]: {model.name} has no profile for the device ({args.cluster.device_name}) and is "
+                "measured at the first start; before, nobody knows whether it fits (cluster.memory_mb: "
                 f"{args.cluster.memory_mb}, weights: {model.weights})"
             )
 
