@@ -5,7 +5,7 @@
 # make evaluate-quick   default and three baselines on short traces, in minutes; make evaluate: the paper's grid, in hours
 # make gpu-check   what can be checked on a machine with one GPU, in stages of minutes (docs/gpu.md)
 # make demo    eight workers, requests that move between them at step boundaries (a minute)
-# All make .venv on first use. PYTHON chooses the interpreter (3.11 or 3.12), CONFIG another deployment.
+# All make .venv on first use (gpu-check only where torch and the like are missing). PYTHON chooses the interpreter (3.11 or 3.12), CONFIG another deployment.
 
 PYTHON ?= python3
 CONFIG ?= deployments/quickstart.yaml
@@ -24,6 +24,9 @@ export RAY_worker_niceness ?= 0
 
 # Compiled modules are kept: each process would compile all of this repository's again.
 unexport PYTHONDONTWRITEBYTECODE
+
+GPU_CHECK_NEEDS := torch diffusers transformers pydantic pandas pytest pytest_asyncio
+HAS_GPU_CHECK = import importlib.util as i, sys; sys.exit(sys.version_info < (3, 11) or not all(map(i.find_spec, "$(GPU_CHECK_NEEDS)".split())))
 
 .PHONY: serve demo gpu-check evaluate evaluate-quick test test-all test-random fuzz lint types install check clean
 
@@ -51,8 +54,15 @@ evaluate-quick: install
 evaluate: install
 	$(BIN)/python scripts/evaluate.py --out out/evaluation
 
-gpu-check: install
-	$(BIN)/python scripts/gpu_check.py
+# With the environment at hand where it has all that is needed: a machine with a GPU may have no network.
+gpu-check:
+	@for python in $(BIN)/python $(PYTHON); do \
+		if $$python -c '$(HAS_GPU_CHECK)' 2> /dev/null; then \
+			export PYTHONPATH="$(CURDIR)$${PYTHONPATH:+:$$PYTHONPATH}"; \
+			exec $$python scripts/gpu_check.py; \
+		fi; \
+	done; \
+	$(MAKE) install && exec $(BIN)/python scripts/gpu_check.py
 
 lint: install
 	$(BIN)/ruff check .

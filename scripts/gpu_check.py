@@ -5,11 +5,12 @@ folder are enough.
 The stages: `tests` (all that are marked gpu), `rates` (bytes between host and GPU, pinned and not, and through NIXL;
 memory beside torch's), `steps` (full-size models with random weights: the stock diffusers pipeline, each attention
 kernel, compiled; their memory beside what the shipped tables expect), `tables` (profile tables of this GPU). Each check
-runs in a process of its own, and its result is in OUT at once; the same command goes on with what is left. Without a
-GPU nothing is checked. The last line is one JSON object.
+runs in a process of its own, and its result is in OUT at once; the same command goes on with what is left, and then
+tries again what has failed. Models that need more memory than the GPU has are skipped. Without a GPU nothing is
+checked. The last line is one JSON object.
 
-Exit status: 0 when all that was asked for is done (or there is no GPU), 1 when a check failed, 2 for bad usage, 3 when
-time was up before the end.
+Exit status: 0 when all that was asked for is done or skipped (or there is no GPU), 1 when a check failed, 2 for bad
+usage, 3 when time was up before the end.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import importlib.util
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -27,8 +28,12 @@ from xml.etree import ElementTree
 import torch
 from lib.benchmark import describe_run, print_result
 from lib.command_line import Parser, make_positive
-from lib.gpu_check.estimates import add_estimates
+from lib.gpu_check.estimates import add_estimates, estimate_need_bytes
 from lib.gpu_check.jobs import Check, CheckRunner, read_last_line
+from lib.measure.models import parse_shapes
+
+from tridentserve.cluster import BUDGET_SHARE
+from tridentserve.stages import Stage
 
 _ROOT = Path(__file__).parent.parent
 _RATE_BYTES = 1 << 30
@@ -58,8 +63,8 @@ def _script(name: str, *arguments: str) -> tuple[str, ...]:
     return (sys.executable, str(_ROOT / "scripts" / name), *arguments)
 
 
-def list_jobs(folder: Path) -> Iterator[Check]:
-    """All checks, in their order."""
+def list_jobs(folder: Path, device: str) -> Iterator[Check]:
+    """All checks, in their order. `device` is the GPU's name."""
     report = folder / "tests.xml"
     options = ("-q", "-m", "gpu", "--confcutdir", "tests/gpu", "--junitxml", str(report), "-p", "no:cacheprovider")
     tests = (sys.executable, "-m", "pytest", *options, "--rootdir", str(_ROOT), str(_ROOT / "tests" / "gpu"))
@@ -67,16 +72,22 @@ def list_jobs(folder: Path) -> Iterator[Check]:
     for kind in _MEASUREMENTS:
         yield Check("rates", f"rates {kind}", _script("gpu_check.py", "--measure", kind), read_last_line)
     for model, size, rounds in _STEPS:
+        need_bytes = _estimate_need(model, size, (Stage.DIFFUSE,), device)
         shared = (model, *_FULL_SIZE, "--sizes", size, "--rounds", str(rounds))
         eager = _script("compare_kernels.py", *shared, "--without-compile", "--stock")
-        yield Check("steps", f"steps {model} eager", eager, _read_steps)
+        yield Check("steps", f"steps {model} eager", eager, _read_steps, need_bytes=need_bytes)
         compiled = _script("compare_kernels.py", *shared, "--attention", "sdpa")
-        yield Check("steps", f"steps {model} compiled", compiled, _read_steps)
+        yield Check("steps", f"steps {model} compiled", compiled, _read_steps, need_bytes=need_bytes)
     kept = ("--resume", "--out", str(folder / "profile.csv"))
     for model, sizes, batches in _TABLES:
         points = ("--degrees", "1", "--sizes", sizes, "--batches", batches, "--steps-per-point", "4")
         table = _script("profile_model.py", model, *_FULL_SIZE, *points, *kept)
-        yield Check("tables", f"tables {model}", table, _read_said, (0, 3))
+        yield Check("tables", f"tables {model}", table, _read_said, (0, 3), _estimate_need(model, sizes, Stage, device))
+
+
+def _estimate_need(model: str, sizes: str, stages: Iterable[Stage], device: str) -> int:
+    """That of the smallest size: of a table, larger ones may be left out."""
+    return min(estimate_need_bytes(model, shape, stages, device) for shape in parse_shapes(sizes))
 
 
 def _read_steps(output: str) -> dict[str, Any]:
@@ -138,18 +149,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.measure:
         print(json.dumps(_measure(arguments.measure)))
         return 0
-    details = (torch.cuda.get_device_name(0), f"CUDA {torch.version.cuda}")
-    run = describe_run(*details, libraries=("torch", "diffusers", "transformers"))
-    runner = CheckRunner(arguments.out, 60 * arguments.minutes)
+    device = torch.cuda.get_device_name(0)
+    run = describe_run(device, f"CUDA {torch.version.cuda}", libraries=("torch", "diffusers", "transformers"))
+    memory_bytes = int(BUDGET_SHARE * torch.cuda.get_device_properties(0).total_memory)
+    runner = CheckRunner(arguments.out, 60 * arguments.minutes, memory_bytes)
     jobs = [
         job
-        for job in list_jobs(arguments.out)
+        for job in list_jobs(arguments.out, device)
         if job.stage in arguments.stages
         and (not arguments.models or job.stage in STAGES[:2] or job.name.split()[1] in arguments.models)
     ]
     left = runner.run(jobs)
-    failed = [job.name for job in jobs if runner.results.get(job.name, {}).get("status") == "failed"]
-    print_result(run, {"results": runner.results, "failed": failed, "left": left})
+    failed, skipped = (runner.list_names(jobs, status) for status in ("failed", "skipped"))
+    print_result(run, {"results": runner.results, "failed": failed, "skipped": skipped, "left": left})
     return 1 if failed else 3 if left else 0
 
 

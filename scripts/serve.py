@@ -23,6 +23,7 @@ from ray.serve.schema import HTTPOptionsSchema, ServeDeploySchema
 from deployments.config.file import read_args
 from deployments.models.served import ServedModel, build_served_models
 from deployments.replica_logs import prepare_logs
+from deployments.serve.gpu_shortage import WAITING_FOR_GPUS
 from deployments.serve.ingress import find_free_ports, list_ingress_settings
 from deployments.validation.serve_file import check_config, is_ours
 from tridentserve.errors import ModelFolderError
@@ -128,17 +129,25 @@ def _serve(path: Path, url: str, model: ServedModel) -> int:
         text=True,
         errors="replace",
     )
-    shower = threading.Thread(target=_show_output, args=(child,), daemon=True)
+    console = ServeConsole()
+    shower = threading.Thread(target=_show_output, args=(child, console), daemon=True)
     shower.start()
+    lacks: list[str] = []
     try:
         announced = False
-        while child.poll() is None and not stop.asked:
-            if not announced and (health := _fetch_health(url)) is not None and health.get("status") == "ready":
-                _announce(url, model, health, time.monotonic() - began_s, ray_variables)
-                announced = True
+        while child.poll() is None and not stop.asked and not lacks:
+            if not announced and (health := _fetch_health(url)) is not None:
+                if health.get("status") == "ready":
+                    _announce(url, model, health, time.monotonic() - began_s, ray_variables)
+                    announced = True
+                elif health.get("status") == WAITING_FOR_GPUS and console.has_own_ray:
+                    lacks = health["problems"]
             time.sleep(0.25)
     finally:
         ended = child.poll() is not None or _end(child)
+    if lacks:
+        _say("\n".join(["The service cannot start:", *lacks]))
+        return 1
     if not stop.asked:
         shower.join(_LEFT_BEHIND_S)
         _say(f"The service has ended by itself, with exit status {child.returncode}. Why: above, and in {SESSION_LOGS}")
@@ -146,10 +155,9 @@ def _serve(path: Path, url: str, model: ServedModel) -> int:
     return 0 if ended else 1
 
 
-def _show_output(child: subprocess.Popen[str]) -> None:
+def _show_output(child: subprocess.Popen[str], console: ServeConsole) -> None:
     """Read what the service prints to its end, whether or not somebody reads what is shown of it."""
     assert child.stdout is not None
-    console = ServeConsole()
     for line in child.stdout:
         if (shown := console.translate(line)) is not None:
             _say(shown)

@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 
 from tridentserve.plans import WorkerId
 
+BUDGET_SHARE = 0.95
+"""The part of a GPU's free memory that is given to a worker. The rest is for what the driver and torch take beside the
+tensors that are counted."""
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:

@@ -15,7 +15,8 @@ class ProfilingArgs(Args):
         ge=0,
         description="Time that the service spends at its start on measuring each such model, in seconds, "
         "loads not counted: no measurement begins that is expected to end later, but two sizes of each stage are "
-        "always measured, and the default size where it alone takes no longer. With 0 none is measured, and such a model is refused.",
+        "always measured, and the default size where it alone takes no longer. With 0 none is measured, and such a "
+        "model is refused.",
     )
     folder: LocalPath | None = Field(
         default=None,

@@ -30,7 +30,9 @@ class ReplicasArgs(Args):
     host_dir: LocalPath | None = Field(
         default=None,
         description="Directory in which each node keeps its one copy of all weights; without it `host` in `cache_dir`. "
-        "GPUs load fastest from a tmpfs.",
+        "GPUs load fastest from a tmpfs. Copies of other revisions and formats of a model are removed at the next "
+        "start that serves it, unless a process uses them; those of models that are served no more are yours to "
+        "delete.",
     )
 
 

@@ -61,8 +61,8 @@ def create_api(
     add_video_routes(api, backend, models, videos, max_body_bytes, lenient)
     add_quote_routes(api, backend, models, max_body_bytes, lenient)
     add_request_routes(api, backend, videos)
+    add_lora_routes(api, backend, models, max_body_bytes)  # before the service's: `/v1/models/{name}` matches these too
     add_service_routes(api, backend, models)
-    add_lora_routes(api, backend, models, max_body_bytes)
     add_refused_routes(api)
     about = {"name": api.title, "version": api.version, "routes": _ROUTES, "documentation": "docs/api.md"}
     add_console_routes(api, backend, about, heartbeat_s)

@@ -9,11 +9,9 @@ from deployments.config.app import AppArgs, ClusterArgs
 from deployments.config.host_memory import share_host_bytes
 from deployments.preparation.worker_seat import WorkerSeats
 from tridentserve.byte_sizes import MIB
+from tridentserve.cluster import BUDGET_SHARE
 from tridentserve.errors import ConfigError
 from tridentserve.scheduling.estimation.hot_groups import GROUP_BYTES, LARGEST_GROUP_BYTES, count_hot_groups
-
-# The rest is for what the driver and torch take beside the tensors that are counted.
-_GPU_SHARE = 0.95
 
 logger = logging.getLogger(__name__)
 
@@ -48,4 +46,4 @@ def share_gpu_bytes(free_bytes: int, workers_per_node: int, max_groups: int) -> 
     take the most that any has been seen to, where that is more than is planned for groups."""
     num_groups = count_hot_groups(workers_per_node)
     wanted_bytes = min(num_groups + 1, max_groups) * LARGEST_GROUP_BYTES if num_groups else 0
-    return min(int(_GPU_SHARE * free_bytes), free_bytes - wanted_bytes + max_groups * GROUP_BYTES["cuda"])
+    return min(int(BUDGET_SHARE * free_bytes), free_bytes - wanted_bytes + max_groups * GROUP_BYTES["cuda"])

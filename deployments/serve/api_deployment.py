@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -17,9 +18,12 @@ from deployments.http.app import create_api
 from deployments.model_updates.catalogue_client import CatalogueClient, CombinedCatalogue
 from deployments.replica_logs import prepare_logs
 from deployments.serve.cells_backend import choose_backend
+from deployments.serve.gpu_shortage import count_gpus, find_gpu_shortage
 from deployments.serve.remote_backend import RemoteBackend
 from deployments.serve.videos_deployment import RemoteVideoBackend
 from tridentserve.errors import TridentServeError
+
+logger = logging.getLogger(__name__)
 
 
 @serve.ingress()
@@ -32,7 +36,9 @@ class ApiDeployment:
     ) -> None:
         """`schedulers` has the handle of each cell's."""
         prepare_logs()
-        cells = [RemoteBackend(scheduler) for scheduler in schedulers]
+        if (shortage := find_gpu_shortage(num_gpus := count_gpus(args))) is not None:
+            logger.warning("the service waits: %s", shortage)
+        cells = [RemoteBackend(scheduler, num_gpus) for scheduler in schedulers]
         self._backend = choose_backend(cells, args)
         self._videos = RemoteVideoBackend(videos, args) if videos is not None else None
         self._models = CombinedCatalogue(

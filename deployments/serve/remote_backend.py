@@ -11,6 +11,7 @@ from typing import Any
 from deployments.model_updates.catalogue import Catalogue
 from deployments.preparation.start_news import read_start_news
 from deployments.serve.call_errors import translate_call_errors
+from deployments.serve.gpu_shortage import describe_waiting
 from tridentserve.cells.summary import CellSummary
 from tridentserve.engine.live.channels.channel import Channel, ChannelError
 from tridentserve.engine.live.channels.opening import LazyChannel, connect
@@ -29,9 +30,11 @@ class RemoteBackend:
     """Requests and their updates go over the channel, which is opened again when the Scheduler's replica was replaced;
     what is rare, or large, are calls of Ray Serve."""
 
-    def __init__(self, handle: Any) -> None:
-        """`handle` is a `ray.serve.handle.DeploymentHandle`, whose types do not know of awaiting."""
+    def __init__(self, handle: Any, num_gpus: int = 0) -> None:
+        """`handle` is a `ray.serve.handle.DeploymentHandle`, whose types do not know of awaiting. `num_gpus` are those
+        that the whole service wants."""
         self._handle = handle
+        self._num_gpus = num_gpus
         self._inboxes = _CallInboxes()
         self._channel = LazyChannel(self._open_channel)
 
@@ -112,13 +115,15 @@ class RemoteBackend:
 
     async def get_health(self) -> dict[str, Any]:
         """The health as the Scheduler tells it; while it starts, what it measures or how far its workers are warmed up,
-        where it is at that."""
+        where it is at that, or that it waits for GPUs which Ray does not have."""
         asked = asyncio.ensure_future(self._ask_health())
         try:
             done, _ = await asyncio.wait([asked], timeout=_START_S)
             if not done and (told := await read_start_news()) is not None:
                 topic, news = told
                 return {"status": topic, "workers": 0, topic: dict(news)}
+            if not done and (waiting := await describe_waiting(self._num_gpus)) is not None:
+                return waiting
             return await asked
         finally:
             asked.cancel()

@@ -23,6 +23,7 @@ from deployments.model_updates.catalogue import Catalogue
 from deployments.replica_logs import prepare_logs
 from deployments.schemas.image_limits import MAX_HELD_BYTES, ImageBudget
 from deployments.serve.client_calls import ClientGate
+from deployments.serve.gpu_shortage import count_gpus_per_worker
 from deployments.serve.user_config_follower import UserConfigFollower
 from tridentserve.cells.summary import CellSummary
 from tridentserve.engine.live.channels.channel import ChannelAddress
@@ -79,10 +80,10 @@ class SchedulerDeployment:
         if self._follower is not None:
             user_config = await self._follower.fetch(user_config)
         if self._args.scheduler.cells == 1:  # which has all nodes
-            self._args = await settle_args(self._args, _count_gpus_per_worker(self._args))
+            self._args = await settle_args(self._args, count_gpus_per_worker(self._args))
         args = self._take_cell(user_config)
         workers = name_workers(self._args, self._cell)
-        self._engine, self._reconciler = await start_engine(args, _count_gpus_per_worker(args), workers)
+        self._engine, self._reconciler = await start_engine(args, count_gpus_per_worker(args), workers)
         self._explainer = Explainer(args, self._engine.record_decisions)
         host: str = get_node_ip_address()  # type: ignore[no-untyped-call]
         self._listener = await listen(host, self._gate.serve)
@@ -203,7 +204,7 @@ class SchedulerDeployment:
 def make_scheduler_deployment(args: AppArgs, cell: int = 0) -> serve.Deployment:
     """The deployment of a cell with its devices reserved: bundle 0 for the replica itself, one bundle per worker. PACK
     fills whole nodes with them where these are free."""
-    gpus, cluster = _count_gpus_per_worker(args), take_cell(args, cell).cluster
+    gpus, cluster = count_gpus_per_worker(args), take_cell(args, cell).cluster
     worker = {"CPU": cluster.cpus_per_worker, **({"GPU": gpus} if gpus else {}), **cluster.resources}
     return serve.deployment(
         name=name_scheduler(cell),
@@ -220,7 +221,3 @@ def make_scheduler_deployment(args: AppArgs, cell: int = 0) -> serve.Deployment:
 
 
 _REPLICA_CPUS = 0.1
-
-
-def _count_gpus_per_worker(args: AppArgs) -> float:
-    return 1.0 if args.cluster.has_gpus else 0.0

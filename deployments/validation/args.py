@@ -34,6 +34,7 @@ from tridentserve.stages import Stage
 
 # A model folder's weights may differ by as much from those in its profile; beyond, the profile is of another model.
 _WEIGHTS_FACTOR = 1.5
+_FEWEST_TO_DIVIDE = 2
 # How the key of a request begins that is expected though `expected_load` does not name it.
 _ASSUMED = "expected_load (default of "
 
@@ -98,6 +99,7 @@ def check_parsed_args(parsed: AppArgs) -> list[str]:
     probes += _make_load_probes(parsed, assume_load(parsed) if is_load_known else ())
     problems += _check_frames(parsed, models)
     problems += _check_packing(parsed, models)
+    problems += _check_divided(parsed)
     if unmeasured:  # nothing can be planned before the start has measured them
         return problems
     try:
@@ -110,6 +112,18 @@ def check_parsed_args(parsed: AppArgs) -> list[str]:
         if not problems and is_load_known:
             problems += _check_planning(parsed, times, probes)
     return problems
+
+
+def list_unplanned(args: AppArgs) -> Iterator[str]:
+    """A line for each model that can be read here, but not planned with, as the service measures it at its start."""
+    unmeasured = {model.name for model in list_unmeasured(args)}
+    for index, model in enumerate(args.models):
+        if model.name in unmeasured and not model.is_unfetched:
+            yield (
+                f"models[{index}]: {model.name} has no profile for the device ({args.cluster.device_name}) and is "
+                "measured at the first start; before, nobody knows whether it fits (cluster.memory_mb: "
+                f"{args.cluster.memory_mb}, weights: {model.weights})"
+            )
 
 
 def _check_paths(args: AppArgs) -> Iterator[str]:
@@ -169,6 +183,15 @@ def _check_frames(args: AppArgs, models: Mapping[str, ServedModel]) -> Iterator[
         if model is not None and not model.family.allows_frames(load.num_frames):
             rule = f"1 plus a multiple of {model.family.frame_multiple}" if model.makes_videos else "1"
             yield f"expected_load[{index}].num_frames: must be {rule} ({model.family.name})"
+
+
+def _check_divided(args: AppArgs) -> Iterator[str]:
+    for index, model in enumerate(args.models):
+        if model.weights == "divided" and args.cluster.workers_per_node < _FEWEST_TO_DIVIDE:
+            yield (
+                f"models[{index}].weights: 'divided' cannot be with cluster.workers_per_node: "
+                f"{args.cluster.workers_per_node}, as the workers of a node divide them; use `streamed` or `auto`"
+            )
 
 
 def _check_packing(args: AppArgs, models: Mapping[str, ServedModel]) -> Iterator[str]:

@@ -14,7 +14,7 @@ from ray.serve.schema import DeploymentSchema, HTTPOptionsSchema, ServeApplicati
 from deployments.config.app import AppArgs
 from deployments.config.base import describe_problems
 from deployments.config.live import SCHEDULER, apply_user_config, find_user_config, name_scheduler
-from deployments.validation.args import check_args, check_user_config
+from deployments.validation.args import check_args, check_user_config, list_unplanned
 
 BUILDER = "deployments.app:build_app"
 DEPLOYMENTS = ("Api", "Videos")
@@ -52,8 +52,8 @@ def check_config(file: Path) -> list[str]:
 
 
 def list_unchecked(file: Path) -> list[str]:
-    """One line per model of a good config file of which `check_config` could read nothing, each a model of the hub that
-    is not in the hub's cache here."""
+    """One line for each model of a good config file that `check_config` could not check, or not wholly: it is not in
+    the hub's cache here, or is measured at the start."""
     config = ServeDeploySchema.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
     unchecked = []
     for index, app in enumerate(config.applications):
@@ -65,6 +65,7 @@ def list_unchecked(file: Path) -> list[str]:
                 for model in args.models
                 if model.is_unfetched
             ]
+            unchecked += [f"applications[{index}].args.{line}" for line in list_unplanned(args)]
     return unchecked
 
 

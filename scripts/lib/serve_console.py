@@ -34,8 +34,9 @@ _EXPECTED = (
     "There are infinite retries remaining",
 )
 _TRACEBACK = "Traceback (most recent call last)"
+_OWN_RAY = "Started a local Ray instance"
 _STEPS = {
-    "Started a local Ray instance": "Ray has started; starting Ray Serve ...",
+    _OWN_RAY: "Ray has started; starting Ray Serve ...",
     "Connected to Ray cluster": "Joined the Ray cluster that runs already; starting Ray Serve ...",
     "Deploying new app": "Ray Serve has started; reading the application ...",
     "Imported and built app": "Starting the scheduler and the API ...",
@@ -50,6 +51,8 @@ class ServeConsole:
         self._shows_more: dict[str, bool] = {}
         """True for each process whose last line was shown."""
         self._is_ending = False
+        self.has_own_ray = False
+        """Ray was started for this service: no other node joins it."""
 
     def translate(self, line: str) -> str | None:
         """The line to show, None for none."""
@@ -60,6 +63,7 @@ class ServeConsole:
             if mark in text:
                 self._shows_more[process] = False
                 self._is_ending |= step is None
+                self.has_own_ray |= mark == _OWN_RAY
                 return step
         if any(mark in text for mark in _EXPECTED):
             shown = False

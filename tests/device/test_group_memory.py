@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,13 +13,20 @@ import torch
 
 from deployments.preparation.worker_memory import share_gpu_bytes
 from tests.device.recording import CPU, RecordingDevice, use_recording_device
+from tridentserve.byte_sizes import MIB
 from tridentserve.cluster import WorkerSpec
 from tridentserve.device import DeviceMemory, find_device
+from tridentserve.device.cpu_device import CpuDevice
 from tridentserve.device.cuda_device import CudaDevice
+from tridentserve.device.memory_limit import check_budget
 from tridentserve.engine.live.fleet import WorkerFleet
 from tridentserve.engine.live.messages import WorkerConfig
 from tridentserve.engine.live.weights.replica_store import MemoryBudget, ReplicaStore
-from tridentserve.errors import GroupError, OutOfMemoryError
+from tridentserve.engine.live.worker import worker
+from tridentserve.engine.live.worker.device_thread import DeviceThread
+from tridentserve.engine.live.worker.worker import WorkerParts
+from tridentserve.engine.options import WorkerOptions
+from tridentserve.errors import ConfigError, GroupError, OutOfMemoryError
 from tridentserve.parallel import GroupCache, GroupMemory, connect_store
 from tridentserve.parallel.groups import SequenceGroup
 from tridentserve.plans import Replica
@@ -49,8 +58,47 @@ class SmallDevice(RecordingDevice):
         self.seen_at_closings.append(self.outside_bytes)
 
 
+class _LargeDevice(RecordingDevice):
+    """A GPU of 1050 MiB, of which 50 are taken."""
+
+    name = "my GPU"
+
+    def measure_memory(self) -> DeviceMemory | None:
+        return DeviceMemory(1050 * MIB, 50 * MIB)
+
+
 def make_cache(device: RecordingDevice, memory: GroupMemory, capacity: int = 8) -> GroupCache:
     return GroupCache(connect_store(is_server=True), CPU, capacity=capacity, timeout_s=PATIENCE_S, memory=memory)
+
+
+@pytest.mark.parametrize("mib", [900, 950])
+def test_a_budget_that_the_device_has_is_taken(mib: int, caplog: pytest.LogCaptureFixture) -> None:
+    check_budget(_LargeDevice(), mib * MIB)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_budget_that_leaves_nothing_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    check_budget(_LargeDevice(), 960 * MIB)
+    assert "cluster.memory_mb: 960 MiB, and my GPU has 1000 MiB for a worker, which leaves little" in caplog.text
+    assert "at most 950" in caplog.text
+
+
+def test_a_budget_that_the_device_does_not_have_is_refused_with_both_numbers() -> None:
+    said = r"cluster.memory_mb: 1001 MiB, and my GPU has 1000 MiB for a worker \(50 of its 1050 .* at most 950"
+    with pytest.raises(ConfigError, match=said):
+        check_budget(_LargeDevice(), 1001 * MIB)
+    check_budget(CpuDevice(CPU), 10**15)  # whose memory processes share
+
+
+def test_a_worker_that_gets_more_than_its_device_has_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is loaded before: this worker has nothing else."""
+    monkeypatch.setattr(worker, "find_device", lambda _: _LargeDevice())
+    parts = WorkerParts.__new__(WorkerParts)
+    parts.device_thread = DeviceThread()
+    spec = WorkerSpec("w", "node", memory_bytes=1001 * MIB)
+    parts.config = cast(WorkerConfig, SimpleNamespace(spec=spec, sources={}, options=WorkerOptions(handoff_bytes=1)))
+    with pytest.raises(ConfigError, match=r"cluster\.memory_mb"):
+        asyncio.run(parts.start(lambda channel: None))
 
 
 def test_the_largest_group_is_what_one_more_may_take() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
@@ -119,7 +120,7 @@ def test_a_download_goes_on_after_a_cut(hub: HubServer, caplog: pytest.LogCaptur
 
 def test_another_start_goes_on_where_the_first_was_cut(hub: HubServer, tmp_path: Path) -> None:
     folder = tmp_path / "to"
-    begun = folder / f"{LARGE}.partial"
+    begun = folder / f"{LARGE}.{hashlib.sha256(hub.files[LARGE]).hexdigest()[:12]}.partial"
     begun.parent.mkdir(parents=True)
     begun.write_bytes(hub.files[LARGE][:7000])
     assert fetch_to_folder(MODEL, folder) == HubModel(MODEL_ID, COMMIT)
@@ -129,6 +130,18 @@ def test_another_start_goes_on_where_the_first_was_cut(hub: HubServer, tmp_path:
     hub.requests.clear()
     fetch_to_folder(MODEL, folder)
     assert not hub.downloads_of(LARGE)
+
+
+def test_what_came_of_another_revision_is_not_the_beginning_of_this_one(hub: HubServer, tmp_path: Path) -> None:
+    folder, latest = tmp_path / "to", hub.files[LARGE]
+    older = bytes(len(latest))
+    begun = folder / f"{LARGE}.{hashlib.sha256(older).hexdigest()[:12]}.partial"
+    begun.parent.mkdir(parents=True)
+    begun.write_bytes(older[:7000])
+    fetch_to_folder(MODEL, folder)
+    assert hub.downloads_of(LARGE) == [""]
+    assert (folder / LARGE).read_bytes() == latest
+    assert not list(folder.rglob("*.partial"))
 
 
 @pytest.mark.parametrize("name", [LARGE, "scheduler/scheduler_config.json"])

@@ -33,7 +33,9 @@ from subprocess import Popen
 
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        body = json.dumps({{"status": "ready", "placement": {{"n0w0": "m:EDC"}}}}).encode()
+        waits = {{"status": "waiting_for_gpus", "workers": 0, "problems": ["Ray has 0 GPUs"]}}
+        ready = {{"status": "ready", "placement": {{"n0w0": "m:EDC"}}}}
+        body = json.dumps(waits if config.with_name("lacks").exists() else ready).encode()
         self.send_response(200 if self.path == "/img/health" else 404)
         self.end_headers()
         self.wfile.write(body if self.path == "/img/health" else b"[]")
@@ -42,6 +44,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 config = Path(sys.argv[2])
 server = http.server.HTTPServer(("127.0.0.1", yaml.safe_load(config.read_text())["http_options"]["port"]), Handler)
 config.with_name("pid").write_text(str(os.getpid()))
+if config.with_name("ray").exists():
+    print("2026-11-28 04:46:37,120\tINFO worker.py:2014 --", config.with_name("ray").read_text(), flush=True)
 try:
     server.serve_forever()
 except KeyboardInterrupt:
@@ -149,6 +153,31 @@ def test_what_the_service_leaves_behind_is_killed(tmp_path: Path) -> None:
         assert not status.exists() or "State:\tZ" in status.read_text()
     assert process.returncode == 1
     assert "did not end in time: killed" in errors
+
+
+def test_gpus_that_no_node_will_bring_end_the_start(tmp_path: Path) -> None:
+    config = write_config(tmp_path, free_port())
+    (tmp_path / "lacks").touch()
+    (tmp_path / "ray").write_text("Started a local Ray instance.")
+    with started(config) as process:
+        _, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1
+    assert errors.endswith("The service cannot start:\nRay has 0 GPUs\n")
+    assert (tmp_path / "ended").read_text() == "in order"
+
+
+def test_gpus_that_nodes_of_another_cluster_may_bring_are_waited_for(tmp_path: Path) -> None:
+    config = write_config(tmp_path, free_port())
+    (tmp_path / "lacks").touch()
+    (tmp_path / "ray").write_text("Connected to Ray cluster.")
+    with started(config) as process:
+        assert process.stderr is not None
+        assert any("Joined the Ray cluster" in line for line in process.stderr)
+        (tmp_path / "lacks").unlink()
+        assert process.stdout is not None
+        assert list(said_until_ready(process.stdout))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=PATIENCE_S) == 0
 
 
 def test_a_port_that_is_taken_by_anything(refused: Refused, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ its process ends. Here the first part of a file stays under another name, and th
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import logging
 import os
@@ -26,6 +27,8 @@ _MAX_FAILED_TRIES = 5
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 10.0
 _CHUNK_BYTES = 4 << 20
 _PARTIAL = ".partial"
+_DIGITS = 12
+"""Digits of a file's hash in the name of what has come of it."""
 # The statuses of a hub that has too much to do at the moment.
 _TRY_AGAIN = (408, 429, 500, 502, 503, 504)
 _SHA256_DIGITS = 64
@@ -48,8 +51,12 @@ def download(url: str, file: HubFile, target: Path, note: Callable[[int], None])
     """Bring a file to `target`, from where an earlier try has ended. `note` hears how many bytes have come. Raises
     `ModelFolderError` when the bytes are not those that the hub has announced, or when the connection fails too often,
     and huggingface_hub's `HfHubHTTPError` when the hub refuses the file."""
-    partial = target.with_name(target.name + _PARTIAL)
+    # Named after its hash: what has come of the file of another revision is not the beginning of this one.
+    partial = target.with_name(f"{target.name}.{file.digest[:_DIGITS]}{_PARTIAL}")
     partial.parent.mkdir(parents=True, exist_ok=True)
+    for other in partial.parent.glob(f"{glob.escape(target.name)}.{'?' * _DIGITS}{_PARTIAL}"):
+        if other != partial:
+            other.unlink(missing_ok=True)
     partial.touch()
     note(partial.stat().st_size)
     _receive_all(url, file, partial, note)

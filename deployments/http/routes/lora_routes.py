@@ -27,18 +27,20 @@ _BODY = describe_body(NewLora, JSON)
 
 
 def add_lora_routes(api: FastAPI, backend: Backend, models: Mapping[str, ServedModel], max_body_bytes: int) -> None:
-    """`models` may change while the service runs. The token is that of the environment at the time of a request."""
+    """`models` may change while the service runs. The token is that of the environment at the time of a request.
+
+    A model's name may have a `/`. These routes are added before `GET /v1/models/{name}`, which would match theirs."""
 
     def find_model(name: str) -> ServedModel:
         if name not in models:
             raise make_unknown_model_error(models)
         return models[name]
 
-    @api.get("/v1/models/{model}/loras")
+    @api.get("/v1/models/{model:path}/loras")
     async def list_loras(model: str) -> dict[str, Any]:
         return {"object": "list", "data": [_describe(lora) for lora in find_model(model).loras]}
 
-    @api.post("/v1/models/{model}/loras", openapi_extra=_BODY)
+    @api.post("/v1/models/{model:path}/loras", openapi_extra=_BODY)
     async def add_lora(model: str, request: Request) -> dict[str, Any]:
         """The answer comes when the file has been read and fits the model; then requests may name it."""
         _check_admin(request)
@@ -46,7 +48,7 @@ def add_lora_routes(api: FastAPI, backend: Backend, models: Mapping[str, ServedM
         find_model(model)
         return _describe(await backend.add_lora(model, new.name, new.path))
 
-    @api.delete("/v1/models/{model}/loras/{name}")
+    @api.delete("/v1/models/{model:path}/loras/{name}")
     async def remove_lora(model: str, name: str, request: Request) -> dict[str, Any]:
         """Requests that have been accepted keep theirs."""
         _check_admin(request)

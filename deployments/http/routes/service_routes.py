@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from deployments.backend import Backend
@@ -41,8 +42,11 @@ def add_service_routes(api: FastAPI, backend: Backend, models: Mapping[str, Serv
     async def list_models() -> dict[str, Any]:
         return {"object": "list", "data": [describe_model(name) for name in models]}
 
-    @api.get("/v1/models/{name}")
+    @api.get("/v1/models/{name:path}")
     async def get_model(name: str) -> dict[str, Any]:
+        """The name may have a `/`, plain or as %2F."""
+        if not name:
+            raise HTTPException(404)  # /v1/models/ is no route
         if name not in models:
             raise make_unknown_model_error(models)
         return describe_model(name)

@@ -13,7 +13,9 @@ from ray.exceptions import ActorDiedError, ObjectLostError, RayTaskError
 from ray.serve.exceptions import BackPressureError
 
 from deployments.backend import wait_for_result
+from deployments.config.app import AppArgs
 from deployments.schemas.image import build_image_request
+from deployments.serve.gpu_shortage import count_gpus, find_gpu_shortage
 from deployments.serve.remote_backend import RemoteBackend
 from deployments.serve.scheduler_deployment import SchedulerDeployment
 from tests.deployments.fake_backend import MODELS, FakeBackend, make_completed, make_png
@@ -235,3 +237,38 @@ async def test_health_tells_what_a_starting_scheduler_does(topic: str, monkeypat
     await asyncio.sleep(0)
     started.set()
     assert await waiting == {"status": "ready"}
+
+
+@pytest.mark.parametrize(("has", "waits"), [({}, True), ({"GPU": 1.0}, True), ({"GPU": 2.0}, False)])
+async def test_health_tells_that_the_scheduler_waits_for_gpus(
+    has: dict[str, float], waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray holds the Scheduler's replica back until there are as many GPUs."""
+    started = asyncio.Event()
+
+    async def wait_for_start() -> dict[str, Any]:
+        await started.wait()
+        return {"status": "ready"}
+
+    def ask_ray() -> dict[str, float]:
+        started.set()
+        return has
+
+    monkeypatch.setattr("deployments.serve.remote_backend._START_S", 0.0)
+    monkeypatch.setattr("ray.cluster_resources", ask_ray)
+    handle: Any = SimpleNamespace(get_health=SimpleNamespace(remote=wait_for_start))
+    cluster = {"nodes": 1, "workers_per_node": 2, "device": "cuda", "device_name": "NVIDIA L20"}
+    args = AppArgs.model_validate({"models": [{"name": "m", "tiny": "sd3"}], "cluster": cluster})
+    health = await RemoteBackend(handle, count_gpus(args)).get_health()
+    if waits:
+        (problem,) = health.pop("problems")
+        assert health == {"status": "waiting_for_gpus", "workers": 0}
+        assert f"Ray has {int(has.get('GPU', 0))} GPUs, and this configuration wants 2" in problem
+        assert "cluster.device: cpu" in problem
+    else:
+        assert health == {"status": "ready"}
+
+
+def test_a_service_on_cpus_waits_for_no_gpu() -> None:
+    args = AppArgs.model_validate({"models": [{"name": "m", "tiny": "sd3"}], "cluster": {"workers_per_node": 2}})
+    assert find_gpu_shortage(count_gpus(args)) is None, "Ray, which is not there, is not asked"

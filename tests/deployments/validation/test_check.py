@@ -17,11 +17,12 @@ from safetensors.numpy import save_file
 from deployments.assembly.profiles import make_cost_model
 from deployments.config.app import AppArgs
 from deployments.validation.args import check_args
-from deployments.validation.serve_file import check_config
+from deployments.validation.serve_file import check_config, list_unchecked
 from profiler import ProfileRow, ProfileTable, WeightsRow, read_table, write_table
 from tests.support.processes import run
 from tridentserve.errors import ProfileError
 from tridentserve.models.cache import CACHE_ENV
+from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage
 
@@ -374,3 +375,24 @@ def test_the_script_prints_one_line_per_problem(profile: str, tmp_path: Path) ->
     lines = ended.stdout.splitlines()
     assert ended.returncode == 1
     assert [line.split(": ")[0] for line in lines] == ["applications[0].args.models", "applications[0].args.x"]
+
+
+def test_what_only_the_start_can_measure_is_told(tmp_path: Path, tiny_cache: Path) -> None:
+    """Nothing can be planned with a model that has no profile; that weights cannot be divided shows anyway."""
+    model = {"name": "own", "path": str(ensure_tiny("sdxl", tiny_cache))}
+    cluster = {"workers_per_node": 1, "device": "cuda", "device_name": "my-gpu", "memory_mb": "auto"}
+    app = {"name": "a", "route_prefix": "/", "import_path": "deployments.app:build_app"}
+    file = tmp_path / "config.yaml"
+
+    def write(**changes: Any) -> None:
+        args = {"models": [model | changes], "cluster": cluster, "cache_dir": str(tmp_path)}
+        file.write_text(json.dumps({"applications": [app | {"args": args}]}))
+
+    write()
+    assert check_config(file) == []
+    (line,) = list_unchecked(file)
+    assert line.startswith("applications[0].args.models[0]: own has no profile for the device (my-gpu) and")
+    assert "(cluster.memory_mb: auto, weights: auto)" in line
+    write(weights="divided")
+    (problem,) = check_config(file)
+    assert "models[0].weights: 'divided' cannot be with cluster.workers_per_node: 1" in problem

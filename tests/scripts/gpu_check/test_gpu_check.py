@@ -6,6 +6,7 @@ import json
 import runpy
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,56 @@ def test_what_failed_is_done_again_and_says_its_last_lines(tmp_path: Path) -> No
     assert json.loads((tmp_path / "gpu-check.json").read_text())["check"]["status"] == "done"
 
 
+def test_what_failed_is_tried_again_after_what_is_left(tmp_path: Path) -> None:
+    order = tmp_path / "order"
+
+    def note(name: str, status: int = 0) -> Check:
+        return job(name, f"open({str(order)!r}, 'a').write({name!r}); print('{{}}'); exit({status})")
+
+    CheckRunner(tmp_path, LONG_S).run([note("a", 1), note("b")])
+    runner = CheckRunner(tmp_path, LONG_S)
+    jobs = [note("a"), note("b"), note("c")]
+    assert runner.run(jobs) == []
+    assert order.read_text() == "ab" + "ca"
+    assert runner.list_names(jobs, "done") == ["a", "b", "c"]
+
+
+def test_what_needs_more_memory_than_there_is_is_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = tmp_path / "runs"
+    large, small = (replace(job(str(gb), count(runs)), need_bytes=gb * 10**9) for gb in (24, 12))
+    runner = CheckRunner(tmp_path, LONG_S, memory_bytes=int(22.8e9))
+    assert runner.run([large, small]) == []
+    assert runs.read_text() == "x"
+    kept = json.loads((tmp_path / "gpu-check.json").read_text())["24"]
+    assert kept == {
+        "stage": "steps",
+        "status": "skipped",
+        "reason": "needs 24.0 GB, this GPU has 22.8 GB for tensors",
+    }
+    assert "24: skipped: needs 24.0 GB" in capsys.readouterr().out
+    assert (runner.list_names([large, small], "skipped"), runner.list_names([large, small], "failed")) == (["24"], [])
+    CheckRunner(tmp_path, LONG_S, memory_bytes=int(45e9)).run([large, small])  # another GPU
+    assert runs.read_text() == "xx"
+
+
+@pytest.mark.parametrize(
+    ("total_gb", "skipped"),
+    [(24, {"flux.1-dev", "qwen-image", "wan2.1-14b", "hunyuanvideo"}), (48, set()), (80, set())],
+)
+def test_models_that_a_gpu_does_not_hold_are_known_before(total_gb: int, skipped: set[str], tmp_path: Path) -> None:
+    jobs = runpy.run_path(str(SCRIPT))["list_jobs"](tmp_path, "some new GPU")
+    models = [each for each in jobs if each.stage in ("steps", "tables")]
+    assert all(each.need_bytes for each in models)
+    assert {each.name.split()[1] for each in models if each.need_bytes > 0.95e9 * total_gb} == skipped
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without GPUs")
+def test_make_takes_the_environment_at_hand() -> None:
+    command = ["make", "--no-print-directory", "gpu-check", f"PYTHON={sys.executable}", "BIN=no-such-folder"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert "torch finds no GPU here" in json.loads(ended.stdout.splitlines()[-1])["skipped"]
+
+
 def test_a_check_that_outlasts_the_time_is_ended_with_all_that_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,7 +141,7 @@ def test_without_a_gpu_it_says_so_and_checks_nothing(tmp_path: Path) -> None:
 
 def test_all_stages_have_checks_that_their_scripts_understand(tmp_path: Path) -> None:
     script = runpy.run_path(str(SCRIPT))
-    jobs = list(script["list_jobs"](tmp_path))
+    jobs = list(script["list_jobs"](tmp_path, "NVIDIA H100"))
     assert list(dict.fromkeys(each.stage for each in jobs)) == list(script["STAGES"])
     assert len({each.name for each in jobs}) == len(jobs)
     for name in ("compare_kernels", "profile_model"):

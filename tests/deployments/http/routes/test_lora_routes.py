@@ -7,9 +7,13 @@ from typing import Any
 import httpx
 import pytest
 
+from deployments.config.models import Limits
+from deployments.http.app import create_api
 from deployments.http.routes.lora_routes import ADMIN_TOKEN
+from deployments.models.served import ServedModel
 from tests.deployments.clients import open_client
-from tests.deployments.fake_backend import FakeBackend
+from tests.deployments.fake_backend import FakeBackend, make_loras
+from tridentserve.models.families import FAMILIES
 
 LORAS = "/v1/models/tiny-flux/loras"
 TOKEN = {"Authorization": "Bearer secret"}
@@ -49,6 +53,24 @@ async def test_one_is_added_and_removed(with_token: None) -> None:
         absent = await client.delete(f"{LORAS}/none", headers=TOKEN)
     assert gone.json() == {"id": "ink", "object": "lora.deleted", "deleted": True}
     assert (absent.status_code, absent.json()["error"]["code"]) == (404, "lora_not_found")
+
+
+@pytest.mark.parametrize("name", ["black-forest-labs/FLUX.1-dev", "black-forest-labs%2FFLUX.1-dev"])
+async def test_a_name_may_have_a_slash(with_token: None, name: str) -> None:
+    model = "black-forest-labs/FLUX.1-dev"
+    served = ServedModel(model, FAMILIES["flux"], Limits(), loras=make_loras(model, "ink"))
+    backend = FakeBackend()
+    app = create_api(backend, {model: served})
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        described = await client.get(f"/v1/models/{name}")
+        listed = await client.get(f"/v1/models/{name}/loras")
+        added = await client.post(f"/v1/models/{name}/loras", headers=TOKEN, json=NEW)
+        gone = await client.delete(f"/v1/models/{name}/loras/ink", headers=TOKEN)
+    assert described.json()["id"] == model
+    assert [lora["id"] for lora in listed.json()["data"]] == ["ink"]
+    assert (added.status_code, added.json()["model"]) == (200, model)
+    assert gone.json() == {"id": "ink", "object": "lora.deleted", "deleted": True}
+    assert list(backend.loras) == [(model, "chalk")]
 
 
 @pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic secret"}], ids=str)

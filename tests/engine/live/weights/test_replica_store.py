@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +17,6 @@ import torch
 
 from profiler.measure.memory import measure_peak_bytes
 from tests.pipelines.models import make_inputs
-from tests.pipelines.variants import edit_json
 from tests.support.waiting import until
 from tridentserve.device.pinned_memory import PinnedMemory
 from tridentserve.engine.live.messages import ModelSource, ReplicaLoad
@@ -154,23 +152,6 @@ def test_tied_tensors_are_kept_once(host: HostCopies, source: ModelSource) -> No
     tensors = read_model_folder(source.folder, Stage.ENCODE)
     assert len(copy.names) == len(tensors) > len(copy.layout.slots)
     assert copy.layout.nbytes < sum(tensor.nbytes for tensor in tensors.values())
-
-
-def test_a_copy_of_another_model_folder_or_format_is_another_copy(source: ModelSource, tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    shutil.copytree(source.folder, folder)
-    mine = ModelSource("flux", folder)
-    first = HostCopies(tmp_path / "host", {"flux": mine}, CPU)
-    first.make_all([C])
-    half = HostCopies(tmp_path / "host", {"flux": ModelSource("flux", folder, NumberFormats.parse("bfloat16"))}, CPU)
-    assert not half.has(C)
-    assert half.get(C).layout.nbytes < first.get(C).layout.nbytes
-    edit_json(folder / "vae" / "config.json", scaling_factor=0.25)
-    changed = HostCopies(tmp_path / "host", {"flux": mine}, CPU)
-    assert not changed.has(C)
-    changed.make_all([C])
-    assert len(list((tmp_path / "host").glob("*.bin"))) == 2, "the older copy is removed, that in bfloat16 is not"
-    assert first.get(C).buffer.sum() > 0, "a worker that has mapped the older one keeps it"
 
 
 def test_the_copy_for_a_gpu_is_another_file_with_every_tensor_aligned_as_cuda_allocates(

@@ -8,14 +8,14 @@ code by the alignment of their operands, and different code rounds differently.
 A worker on a CPU uses the mapped pages as its weights; a GPU is filled from them, block by block, and pins them where
 CUDA allows it (`tridentserve.device.pinned_memory`): put the directory on a tmpfs such as /dev/shm then.
 
-A copy is named after the files of the model folder, their sizes and times: the next start of a service finds it, and a
-copy of a model folder that has changed is replaced.
+A copy is named after the model, and then after the files of the model folder, their sizes and times, and the number
+formats: the next start of a service finds it. Where another revision of the model or another format is served under the
+same name, the copies of before are removed, unless a process still uses them (`copy_files`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import hashlib
 import importlib.metadata
 import json
@@ -23,8 +23,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +33,7 @@ from tridentserve.device import find_device
 from tridentserve.device.pinned_memory import PinnedMemory
 from tridentserve.engine.live.messages import ModelSource
 from tridentserve.engine.live.transport.parcel import Parcel, ParcelLayout, TensorSlot
+from tridentserve.engine.live.weights.copy_files import CopyFiles, find_data, find_index, find_unfinished
 from tridentserve.errors import ConfigError, ModelFolderError
 from tridentserve.models.model_folder import MODEL_INDEX, read_family
 from tridentserve.models.number_formats import NumberFormat, find_formats
@@ -69,8 +69,10 @@ class HostCopies:
 
     def __init__(self, folder: Path, sources: Mapping[str, ModelSource], device: torch.device) -> None:
         self._folder = folder
+        self._files = CopyFiles(folder)
         self._sources = dict(sources)
         self._device = find_device(device)
+        self._stems: dict[Replica, Path] = {}  # of the copies that this process uses
         self._open: dict[Replica, HostCopy] = {}
         self._mapping = threading.Lock()  # of `_open`
         self._pinned = PinnedMemory(self._device)
@@ -87,26 +89,33 @@ class HostCopies:
         return source
 
     def add_model(self, source: ModelSource) -> None:
-        """A model can be asked for from now on."""
+        """A model can be asked for from now on. Those of its copies that are there already stay for this process."""
         self._sources[source.name] = source
+        for replica in (Replica(source.name, stage) for stage in Stage):
+            self._hold(replica, self._make_stem(replica))
 
     def drop_model(self, model: str) -> None:
-        """Remove a model and its copies of all stages, where another worker has not done it already. A worker that has
-        mapped one keeps it."""
+        """Remove a model, and its copies of all stages unless another process uses them. A worker that has mapped one
+        keeps it."""
         if model not in self._sources:
             return
         for replica in (Replica(model, stage) for stage in Stage):
             with self._mapping:
                 if (copy := self._open.pop(replica, None)) is not None:
                     self._pinned.unpin(copy.buffer)
-            for ending in ("json", "bin"):  # the index first: a worker that sees it may map the data
-                for path in self._folder.glob(f"{self._make_prefix(replica)}.*.{ending}"):
-                    path.unlink(missing_ok=True)
+            stem = self._stems.pop(replica, None) or self._make_stem(replica)
+            self._files.release(stem)
+            if self._folder.exists():
+                self._files.remove(stem, wait=True)
         del self._sources[model]
 
     def make_all(self, replicas: Iterable[Replica]) -> None:
-        """Make the copies that are not there. Workers that start together share the work."""
-        held_up = [replica for replica in sorted(replicas) if not self._make(replica, wait=False)]
+        """Make the copies that are not there. Workers that start together share the work. Copies of other revisions and
+        formats of the same models go, unless another process uses them."""
+        wanted = sorted(replicas)
+        for replica in wanted:
+            self._files.remove_others(self._make_stem(replica))
+        held_up = [replica for replica in wanted if not self._make(replica, wait=False)]
         for replica in held_up:
             self._make(replica)
 
@@ -118,45 +127,57 @@ class HostCopies:
 
     def find(self, replica: Replica) -> HostCopy | None:
         """The copy, mapped, in whatever thread; None where it has not been made."""
-        return self._map_once(replica) if self.has(replica) else None
+        if replica not in self._open and not self._hold(replica, self._make_stem(replica)):
+            return None
+        return self._map_once(replica)
 
     def has(self, replica: Replica) -> bool:
         """True when the copy exists already."""
-        return replica in self._open or _index_path(self._make_stem(replica)).exists()
-
-    def _make_prefix(self, replica: Replica) -> str:
-        """Prefix of the files of all copies of a replica, whatever the model folder held when they were made."""
-        source = self.source(replica)
-        name = re.sub(r"[^A-Za-z0-9]+", "-", source.name)
-        formats = sorted(self.formats(replica).items())
-        names = {number_format for _, number_format in formats}
-        settings = f"{source.folder.resolve()} {formats if len(names) > 1 else names.pop()} {self._device.kind}"
-        place = hashlib.sha256(settings.encode()).hexdigest()[:8]
-        return f"{name}.{replica.stage.value}.{place}"
+        return replica in self._open or find_index(self._make_stem(replica)).exists()
 
     def _make_stem(self, replica: Replica) -> Path:
-        """The path of a copy, without the endings of its files."""
+        """The path of a copy, without the endings of its files. All but the last part of its name is that of every copy
+        of this stage of the model for this kind of device, whatever it was made of."""
         source = self.source(replica)
         files, formats = [source.folder / MODEL_INDEX], self.formats(replica)
         for component in read_family(source.folder).components[replica.stage]:
             files += sorted(path for path in (source.folder / component).glob("*") if path.is_file())
-        facts = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files if path.exists()]
+        # Resolved: files that two revisions of the hub share are the same ones, and so are copies of these alone.
+        facts = [
+            (str(path.relative_to(source.folder)), str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns)
+            for path in files
+            if path.exists()
+        ]
         libraries = (*_LIBRARIES, "torchao") if "int8" in formats.values() else _LIBRARIES
         versions = [importlib.metadata.version(library) for library in libraries]
         content = hashlib.sha256(repr((facts, versions, sorted(formats.items()))).encode()).hexdigest()[:16]
-        return self._folder / f"{self._make_prefix(replica)}.{content}"
+        place = hashlib.sha256(f"{source.name} {self._device.kind}".encode()).hexdigest()[:8]
+        name = re.sub(r"[^A-Za-z0-9]+", "-", source.name)
+        return self._folder / f"{name}.{replica.stage.value}.{place}.{content}"
 
     def _make(self, replica: Replica, wait: bool = True) -> bool:
-        """Make a copy. False when another process makes it now and `wait` is not set."""
+        """Make a copy where it is not there, and keep it for this process. False when another process makes it now and
+        `wait` is not set."""
         stem = self._make_stem(replica)
-        if _index_path(stem).exists():
+        if self._hold(replica, stem):
             return True
         self._folder.mkdir(parents=True, exist_ok=True)
-        with _lock_file(stem.with_name(stem.name + ".lock"), wait) as locked:
+        with self._files.lock(stem, wait) as locked:
             if not locked:
                 return False
-            if not _index_path(stem).exists():
+            if not self._hold(replica, stem):
                 self._write(replica, stem)
+                self._hold(replica, stem)
+        return True
+
+    def _hold(self, replica: Replica, stem: Path) -> bool:
+        """Keep a copy from being removed while this process lives; False where it is not there."""
+        if not self._files.hold(stem):
+            return False
+        former = self._stems.pop(replica, stem)
+        if former != stem:
+            self._files.release(former)
+        self._stems[replica] = stem
         return True
 
     def _write(self, replica: Replica, stem: Path) -> None:
@@ -171,14 +192,14 @@ class HostCopies:
             distinct[slot] = tensor
         parcel = Parcel(distinct)
         layout = self._make_layout(parcel)
-        unfinished = _data_path(stem).with_suffix(".unfinished")
+        self._files.remove_others(stem)  # first: there may be room for one copy only
+        unfinished = find_unfinished(stem)
         _reserve(unfinished, layout.nbytes)
         parcel.pack_into(_map_file(unfinished, layout.nbytes, shared=True), layout)
-        unfinished.rename(_data_path(stem))
+        unfinished.rename(find_data(stem))
         index = {"slots": [dataclasses.asdict(slot) for slot in layout.slots], "nbytes": layout.nbytes, "names": names}
         unfinished.write_text(json.dumps(index))
-        unfinished.rename(_index_path(stem))  # last: a worker that sees it may map the data
-        self._drop_older(stem)
+        unfinished.rename(find_index(stem))  # last: a worker that sees it may map the data
 
     def _make_layout(self, weights: Parcel) -> ParcelLayout:
         """The layout of `weights`, which the stock pipeline's loader has just put into host memory, with each tensor
@@ -187,38 +208,22 @@ class HostCopies:
         alignment_bytes = self._device.alignment_bytes
         return weights.layout(as_in_memory=True) if alignment_bytes is None else weights.layout(alignment_bytes)
 
-    def _drop_older(self, stem: Path) -> None:
-        """Remove copies of the same replica that were made of other files. A worker that has mapped one
-        keeps it."""
-        same_replica = stem.name.rsplit(".", 1)[0]
-        for path in self._folder.glob(f"{same_replica}.*"):
-            if not path.name.startswith(stem.name):
-                path.unlink(missing_ok=True)
-
     def _map_once(self, replica: Replica) -> HostCopy:
-        """The copy, which has been made, mapped once for all threads."""
+        """The copy, which this process holds, mapped once for all threads."""
         with self._mapping:
             if replica not in self._open:
-                self._open[replica] = self._map(self._make_stem(replica))
+                self._open[replica] = self._map(self._stems[replica])
             return self._open[replica]
 
     def _map(self, stem: Path) -> HostCopy:
-        index = json.loads(_index_path(stem).read_text())
+        index = json.loads(find_index(stem).read_text())
         slots = [TensorSlot(**{**slot, "shape": tuple(slot["shape"])}) for slot in index["slots"]]
         layout = ParcelLayout(tuple(slots), index["nbytes"], {})
         # On the CPU these pages are the weights: a private mapping, so that no mistake of one worker is written back.
         # A private one cannot be pinned without being copied.
-        buffer = _map_file(_data_path(stem), layout.nbytes, shared=not self._device.is_host)
-        self._pinned.pin(buffer, _data_path(stem))
+        buffer = _map_file(find_data(stem), layout.nbytes, shared=not self._device.is_host)
+        self._pinned.pin(buffer, find_data(stem))
         return HostCopy(layout, index["names"], buffer)
-
-
-def _data_path(stem: Path) -> Path:
-    return stem.with_name(stem.name + ".bin")
-
-
-def _index_path(stem: Path) -> Path:
-    return stem.with_name(stem.name + ".json")
 
 
 def _map_file(path: Path, nbytes: int, shared: bool) -> torch.Tensor:
@@ -235,15 +240,3 @@ def _reserve(path: Path, nbytes: int) -> None:
         raise ConfigError(
             f"no room for {nbytes} bytes of weights in {path.parent} ({error}); free some, or name another directory"
         ) from error
-
-
-@contextmanager
-def _lock_file(path: Path, wait: bool) -> Iterator[bool]:
-    """Hold a lock among the processes of this node; False when another one has it and `wait` is not set."""
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield True

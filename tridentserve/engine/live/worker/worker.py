@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ray.actor import ActorHandle
 
 from tridentserve.device import find_device
+from tridentserve.device.memory_limit import check_budget
 from tridentserve.engine.live.channels.channel import Channel
 from tridentserve.engine.live.channels.opening import ChannelListener, listen
 from tridentserve.engine.live.handoff.buffer import HandoffBuffer
@@ -127,8 +128,11 @@ class WorkerParts:
 
     async def start(self, serve: Callable[[Channel], object]) -> WorkerReady:
         """Make the node's host copies, together with its other workers, and load the replicas of the placement. `serve`
-        makes the object that the other end of each channel to this worker may call."""
+        makes the object that the other end of each channel to this worker may call. Raises `ConfigError` for more
+        memory than the device has."""
         sources = self.config.sources
+        device = find_device(self.config.options.torch_device)
+        await self.device_thread(check_budget, device, self.config.spec.memory_bytes)
         await self.device_thread(
             self.host_copies.make_all, [Replica(model, stage) for model in sources for stage in Stage]
         )
