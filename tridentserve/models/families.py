@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tridentserve.models.family import Family
+from tridentserve.models.family import Family, StartRules
 from tridentserve.models.number_formats import VAE, NumberFormat
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage
@@ -43,6 +43,7 @@ FAMILIES: dict[str, Family] = {
             ),
             optional=frozenset({"text_encoder_3", "tokenizer_3"}),
             packs_sizes=True,
+            image_start=StartRules(),
         ),
         Family(
             name="flux",
@@ -53,6 +54,7 @@ FAMILIES: dict[str, Family] = {
             components=_list_components("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2"),
             negative_prompt=False,
             packs_sizes=True,
+            image_start=StartRules(),
         ),
         Family(
             name="flux_kontext",

@@ -42,8 +42,13 @@ class DenoisingRequest:
 
     def next_timestep(self) -> torch.Tensor:
         """The timestep of the next step, a tensor of one number."""
-        timestep: torch.Tensor = self.scheduler.timesteps[self.steps_done].to(self.latents.device)
-        return timestep
+        timestep: torch.Tensor = self.scheduler.timesteps[self.steps_done - self.before.num_steps]
+        return timestep.to(self.latents.device)
+
+    def find_timestep_after(self) -> torch.Tensor | None:
+        """The timestep after that of the next step, a tensor of one number; None where the next step is the last."""
+        index = self.steps_done + 1 - self.before.num_steps  # from the end: not all of the schedule need be computed
+        return self.scheduler.timesteps[index] if index < 0 else None
 
     def scale_input(self, timestep: torch.Tensor) -> torch.Tensor:
         """Scale the latents as the transformer takes them at this timestep."""

@@ -136,7 +136,7 @@ class HostCopies:
         """The path of a copy, without the endings of its files."""
         source = self.source(replica)
         files, formats = [source.folder / MODEL_INDEX], self.formats(replica)
-        for component in read_family(source.folder).components[replica.stage]:
+        for component in read_family(source.folder, source.image_start).components[replica.stage]:
             files += sorted(path for path in (source.folder / component).glob("*") if path.is_file())
         facts = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files if path.exists()]
         libraries = (*_LIBRARIES, "torchao") if "int8" in formats.values() else _LIBRARIES
@@ -159,7 +159,9 @@ class HostCopies:
 
     def _write(self, replica: Replica, stem: Path) -> None:
         logger.info("making the host copy of %s of %s in %s", replica.stage.value, replica.model, self._folder)
-        adapter = load_adapter(self.source(replica).folder, frozenset({replica.stage}), formats=self.formats(replica))
+        source, formats = self.source(replica), self.formats(replica)
+        stages = frozenset({replica.stage})
+        adapter = load_adapter(source.folder, stages, formats=formats, image_start=source.image_start)
         names: dict[str, str] = {}
         slots: dict[tuple[int, torch.Size, torch.dtype], str] = {}
         distinct: dict[str, torch.Tensor] = {}
