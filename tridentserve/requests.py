@@ -105,7 +105,7 @@ class RequestSpec:
 
 @dataclass(frozen=True, slots=True)
 class ImageStart:
-    """The denoising step at which a request starts from its image, mixed with as much noise as there is at that step."""
+    """The denoising step at which a request starts from its image, mixed with as much noise as that step has."""
 
     strength: float
     """The part of the steps that is computed, above 0 and at most 1."""

@@ -87,10 +87,9 @@ class ServedModel:
         most, limit = self.family.max_images, self.limits.max_images
         return most if limit is None else min(most, limit)
 
-    @property
-    def takes_mask(self) -> bool:
-        """True if all requests of the model bring a mask, False if none does."""
-        return self.family.takes_mask
+    def allows_mask(self, has_mask: bool) -> bool:
+        """True if an image may come to the model with a mask, or without one."""
+        return self.family.takes_mask if has_mask else not self.family.needs_mask
 
     def edits(self, num_images: int) -> bool:
         """True if the model makes images from so many input images."""
@@ -241,7 +240,8 @@ class ServedModel:
             **({"pipeline": self.family.pipeline_class, "lacks": list(LACKS)} if self.family.whole else {}),
             "input_modalities": ["text", "image"] if self.takes_image else ["text"],
             "input_images": {"min": self.family.min_images, "max": self.max_images},
-            "takes_mask": self.takes_mask,
+            "takes_mask": self.family.takes_mask,
+            "needs_mask": self.family.needs_mask,
             "output_modality": "video" if self.makes_videos else "image",
             "loras": [lora.name for lora in self.loras],
             "limits": {**self.limits.model_dump(exclude=hidden), "size_multiple": multiple, **pattern},
@@ -283,12 +283,12 @@ def _has_two_experts(model: ModelArgs) -> bool:
 
 
 def find_family(model: ModelArgs) -> Family:
-    """The family of a model, read from its `model_index.json` unless it is a tiny one. Raises `ModelFolderError`."""
-    if model.tiny is not None:
-        return FAMILIES[model.tiny]
-    if model.folder is None:
+    """The family of a model, read from its `model_index.json` unless it is a tiny one; with an image to start from where
+    the limits allow one. Raises `ModelFolderError`."""
+    if model.tiny is None and model.folder is None:
         raise ModelFolderError(f"{model.hub_model} is not on this machine yet; the start of the service fetches it")
-    return detect_family(model.folder)
+    family = FAMILIES[model.tiny or ""] if model.folder is None else detect_family(model.folder)
+    return family.with_image_start() if model.limits.max_images else family
 
 
 def _estimate_tokens(shape: Shape) -> float:

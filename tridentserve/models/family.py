@@ -127,6 +127,11 @@ class Family:
         return self.min_images > 0
 
     @property
+    def starts_from_image(self) -> bool:
+        """True where requests may start from an image by `image_start`."""
+        return self.image_start is not None and self.takes_image
+
+    @property
     def needs_mask(self) -> bool:
         """True where every request brings a mask."""
         return self.takes_mask and self.needs_image

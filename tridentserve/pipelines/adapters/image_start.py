@@ -47,7 +47,9 @@ class ImageStartAdapter(DiffusersAdapter):
         """Encode the image and the mask: the tensors that they add to the condition, none without an image."""
         start, has_mask = inputs.start, inputs.mask is not None
         if (start is not None) != (inputs.image is not None):
-            raise InvalidRequestError("strength: there is one exactly where there is an image to start from", "strength")
+            raise InvalidRequestError(
+                "strength: there is one exactly where there is an image to start from", "strength"
+            )
         if has_mask != (start is not None and start.has_mask):
             raise InvalidRequestError("mask: there is one exactly where the image is changed in a part", "mask")
         if start is None:

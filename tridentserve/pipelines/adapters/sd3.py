@@ -30,7 +30,8 @@ _T5_TOKENS = 256
 
 
 class SD3Adapter(PackingAdapter, ImageStartAdapter):
-    """`StableDiffusion3Pipeline`, and its image-to-image and inpainting pipelines. With guidance, the condition has two rows: negative, then positive.
+    """`StableDiffusion3Pipeline`, and its image-to-image and inpainting pipelines. With guidance, the condition has two
+    rows: negative, then positive.
 
     Condition: prompt_embeds (rows, 77 + T5 tokens, joint dim) and pooled_prompt_embeds (rows, pooled dim).
     Latents: (num_outputs, channels, height / 8, width / 8).
