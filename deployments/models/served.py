@@ -283,7 +283,7 @@ def _has_two_experts(model: ModelArgs) -> bool:
 
 
 def find_family(model: ModelArgs) -> Family:
-    """The family of a model, read from its `model_index.json` unless it is a tiny one; with an image to start from where
+    """The family of a model, read from its `model_index.json` unless it is a tiny one; with an image to start from if
     the limits allow one. Raises `ModelFolderError`."""
     if model.tiny is None and model.folder is None:
         raise ModelFolderError(f"{model.hub_model} is not on this machine yet; the start of the service fetches it")

@@ -100,6 +100,7 @@ FAMILIES: dict[str, Family] = {
             default_guidance_scale=4.0,
             own_fields=frozenset({"true_cfg_scale"}),
             components=_list_components("text_encoder", "tokenizer"),
+            image_start=StartRules(),
         ),
         *(
             Family(
@@ -134,6 +135,7 @@ FAMILIES: dict[str, Family] = {
             options=("force_zeros_for_empty_prompt",),
             shares_tokens=False,
             caches_steps=False,
+            image_start=StartRules(strength=0.3, masked_strength=0.9999, rounds_down=True),
         ),
         Family(
             name="hunyuan_dit",
@@ -176,6 +178,7 @@ FAMILIES: dict[str, Family] = {
             default_guidance_scale=5.0,
             components=_list_components("text_encoder", "tokenizer"),
             unguided_scale=0.0,
+            image_start=StartRules(masked_strength=1.0),
         ),
         Family(
             name="cogvideox",

@@ -18,6 +18,9 @@ SCHEDULER_PREFIX = "scheduler."
 FLOW_SHIFT = "flow_shift"
 # That of its LoRAs.
 LORAS = "loras"
+# That of whether its latents lie in memory pixel by pixel: the last bits of convolutions depend on it, and tensors that
+# go to another worker do not keep it.
+PIXELWISE = "pixelwise"
 # The name of a state's tensor for its random generator, where its scheduler draws noise at each step.
 GENERATOR = "generator"
 
@@ -35,6 +38,8 @@ class DenoisingRequest:
     def resume(cls, state: DenoisingState, adapter: SteppingAdapter) -> DenoisingRequest:
         """Move a state to the adapter's device, with a scheduler of its own."""
         tensors = adapter._move_to_device(state.tensors)
+        if state.values[PIXELWISE]:
+            tensors["latents"] = tensors["latents"].contiguous(memory_format=torch.channels_last)
         scheduler = scheduler_state.make_scheduler(adapter.pipe.scheduler, state.values[FLOW_SHIFT])
         scheduler_state.load(scheduler, tensors, state.values["scheduler"], adapter.device)
         rows = adapter._build_rows(tensors, state.values, tensors["latents"].shape[0])

@@ -21,7 +21,7 @@ from tridentserve.models.input_image import check_images
 from tridentserve.parallel import is_first, rows
 from tridentserve.pipelines.adapters import scheduler_state
 from tridentserve.pipelines.adapters.clean_latents import predict_clean
-from tridentserve.pipelines.adapters.denoising_request import FLOW_SHIFT, GENERATOR, LORAS, SCHEDULER_PREFIX
+from tridentserve.pipelines.adapters.denoising_request import FLOW_SHIFT, GENERATOR, LORAS, PIXELWISE, SCHEDULER_PREFIX
 from tridentserve.pipelines.adapters.stepping_adapter import SteppingAdapter
 from tridentserve.pipelines.base import CACHE_LIMIT, SKIPPED_STEPS, DenoisingState, Tensors
 from tridentserve.pipelines.pixels import round_pixels
@@ -106,6 +106,7 @@ class DiffusersAdapter(SteppingAdapter):
                 LORAS: [use.to_plain() for use in inputs.loras],
                 CACHE_LIMIT: self.step_cache.find_limit(inputs.quality) if self._list_cached_blocks() else 0.0,
                 SKIPPED_STEPS: 0.0,
+                PIXELWISE: _lies_pixelwise(tensors["latents"]),
                 "scheduler": scheduler_values,
             },
         )
@@ -234,3 +235,8 @@ class DiffusersAdapter(SteppingAdapter):
             raise InvalidRequestError(
                 f"{shape.num_frames} frames cannot be made by {family.name}; the number must be {rule}", "num_frames"
             )
+
+
+def _lies_pixelwise(latents: torch.Tensor) -> bool:
+    is_image = latents.dim() == 4
+    return is_image and not latents.is_contiguous() and latents.is_contiguous(memory_format=torch.channels_last)

@@ -79,7 +79,8 @@ class ImageStartAdapter(DiffusersAdapter):
         if _DISTRIBUTION not in condition:
             return super()._draw(condition, inputs, generator)
         distribution = DiagonalGaussianDistribution(condition.pop(_DISTRIBUTION))
-        image = self._scale_start(distribution.sample(generator)).to(self._denoising_dtype)
+        assert inputs.start is not None, "E has seen it"
+        image = self._scale_start(distribution.sample(generator), inputs.start).to(self._denoising_dtype)
         drawn = super()._draw(condition, inputs, generator)
         if _MASK in condition:
             # The stock pipelines draw latents of what the mask leaves, which only other checkpoints take.
@@ -95,7 +96,7 @@ class ImageStartAdapter(DiffusersAdapter):
         first = steps - inputs.start.count_steps(steps)
         if first >= steps:
             raise InvalidRequestError(f"strength: leaves no step of {steps}", "strength")
-        if hasattr(scheduler, "set_begin_index"):
+        if hasattr(scheduler, "set_begin_index"):  # others look for their place at each step
             scheduler.set_begin_index(first)
         timesteps = scheduler.timesteps[first : first + 1].repeat(len(noise))
         repeated = image.repeat(len(noise), *(1 for _ in image.shape[1:]))
@@ -115,8 +116,8 @@ class ImageStartAdapter(DiffusersAdapter):
             image = self._add_noise(request.scheduler, image, tensors[_NOISE], timestep.reshape(1))
         return (1 - mask) * image + mask * stepped
 
-    def _scale_start(self, latents: torch.Tensor) -> torch.Tensor:
-        """Scale latents of an image as D has them."""
+    def _scale_start(self, latents: torch.Tensor, start: ImageStart) -> torch.Tensor:
+        """Scale latents of an image as D has them: (1, channels, height / 8, width / 8)."""
         config = self.pipe.vae.config
         shifted = latents if config.shift_factor is None else latents - config.shift_factor
         scaled: torch.Tensor = shifted * config.scaling_factor
@@ -138,6 +139,6 @@ class ImageStartAdapter(DiffusersAdapter):
         """Add to the image as much noise as there is at a timestep."""
         if not hasattr(scheduler, "scale_noise"):
             name = type(scheduler).__name__
-            raise InvalidRequestError(f"image: this model's scheduler ({name}) cannot start from an image", "image")
+            raise InvalidRequestError(f"image: this model's scheduler ({name}) cannot start from one", "image")
         mixed: torch.Tensor = scheduler.scale_noise(image, timesteps, noise)
         return mixed
