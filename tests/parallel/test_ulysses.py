@@ -232,9 +232,13 @@ def test_too_few_tokens_are_refused_before_any_collective(model: Model, variant:
 @pytest.mark.families
 @pytest.mark.parametrize("degree", [2, 3, 4])
 @pytest.mark.parametrize("guidance_scale", [5.0, 1.0])
-def test_a_unet_shares_out_its_passes_alone(pool: Pool, model: Model, guidance_scale: float, degree: int) -> None:
-    inputs = make_inputs(**EVEN, steps=3, guidance_scale=guidance_scale, variant="sdxl")
-    assert difference(model("sdxl"), inputs, denoise(pool, model("sdxl"), inputs, [degree] * 3)) <= TOLERANCE
+@pytest.mark.parametrize("variant", ["sdxl", "sdxl-start", "sdxl-mask"])
+def test_a_unet_shares_out_its_passes_alone(
+    pool: Pool, model: Model, variant: str, guidance_scale: float, degree: int
+) -> None:
+    inputs = make_inputs(**EVEN, steps=3, guidance_scale=guidance_scale, variant=variant)
+    degrees = [degree] * inputs.computed_steps
+    assert difference(model(variant), inputs, denoise(pool, model(variant), inputs, degrees)) <= TOLERANCE
 
 
 @pytest.mark.parametrize("variant", families(*CALL_PER_PASS, quick=("wan",)))
