@@ -18,8 +18,6 @@ from tridentserve.requests import Quality, Shape
 
 _DEFAULT_SIDE = 1024
 _DEFAULT_FPS = 16
-
-
 # The qualities that requests name: ours, and those of OpenAI's clients.
 AskedQuality = Literal["auto", "exact", "high", "fast", "medium", "low", "standard", "hd"]
 
@@ -35,7 +33,6 @@ class ServedModel:
     """The LoRAs that a request may name."""
     defaults: RequestDefaults = field(default_factory=RequestDefaults)
     """Values for requests that name none, where they differ from the family's."""
-
     has_two_experts: bool = False
     """True where one transformer does the noisy first steps and another one the rest."""
 
@@ -226,6 +223,11 @@ class ServedModel:
         chosen = self.defaults.guidance_scale
         return self.family.default_guidance_scale if chosen is None else chosen
 
+    def _describe_start(self) -> dict[str, float]:
+        """The defaults of requests that start from an image which the family can do without."""
+        rules = self.family.image_start if self.family.starts_from_image else None
+        return {} if rules is None else {"strength": rules.strength, "masked_strength": rules.masked_strength}
+
     def to_json(self) -> dict[str, Any]:
         multiple, shape = self.family.size_multiple, self.default_shape
         hidden = {"max_images"} if self.takes_image else {"max_images", "max_image_bytes", "max_image_pixels"}
@@ -249,6 +251,7 @@ class ServedModel:
                 **size,
                 "num_inference_steps": self.default_steps,
                 "guidance_scale": self.default_guidance_scale,
+                **self._describe_start(),
             },
         }
 

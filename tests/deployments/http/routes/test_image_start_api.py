@@ -142,4 +142,7 @@ async def test_models_say_that_images_and_masks_are_optional() -> None:
     assert masks["tiny-start"] == masks["tiny-xl"] == (True, False)
     assert (masks["tiny-fill"], masks["tiny-sd3"]) == ((True, True), (False, False))
     assert told["tiny-start"]["input_images"] == {"min": 0, "max": 1}
+    strengths = {name: model["defaults"].get("strength") for name, model in told.items()}
+    assert (strengths["tiny-start"], strengths["tiny-xl"], strengths["tiny-kontext"]) == (0.6, 0.3, None)
+    assert told["tiny-xl"]["defaults"]["masked_strength"] == 0.9999
     assert told["tiny-start"]["defaults"]["size"] == "208x208"
