@@ -18,7 +18,7 @@ from PIL import Image
 from tests.e2e.conftest import Service, decode_image
 from tests.e2e.docs.test_docs_commands import EDITS, run_line
 from tests.e2e.test_videos import frames_of
-from tests.pipelines.models import make_mask
+from tests.pipelines.models import STARTING_PIPELINES, make_mask
 from tests.support import http
 from tests.support.waiting import PATIENCE_S
 from tridentserve.models.input_image import encode_png, read_image
@@ -52,6 +52,10 @@ UPRIGHT = encode_png(read_image(PHOTO, 10**6))
 MASK = make_mask(96, 64)
 
 
+def name_model(family: str) -> str:
+    return f"tiny-{family.replace('_', '-')}"
+
+
 @pytest.fixture(scope="module")
 def edits(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """Three workers beside the other service: E, D and C of the edits apart, the videos with the encoder."""
@@ -60,11 +64,19 @@ def edits(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     from deployments.app import build_app
     from deployments.config.app import AppArgs
 
-    folder = tmp_path_factory.mktemp("edits")
+    folder, images = tmp_path_factory.mktemp("edits"), ["tiny-kontext", *map(name_model, STARTING_PIPELINES)]
     args: dict[str, Any] = {
         "models": [
             {"name": "tiny-kontext", "tiny": "flux_kontext", "profile_as": "tiny-flux", "limits": {"max_side": 512}},
-            {"name": "tiny-sd3", "tiny": "sd3", "limits": {"max_side": 512, "max_images": 1}},
+            *(
+                {
+                    "name": name_model(family),
+                    "tiny": family,
+                    "profile_as": "tiny-sd3",
+                    "limits": {"max_side": 512, "max_images": 1},
+                }
+                for family in STARTING_PIPELINES
+            ),
             {
                 "name": "tiny-wan-i2v",
                 "tiny": "wan_i2v",
@@ -76,9 +88,9 @@ def edits(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         "videos": {"data_dir": str(folder / "videos")},
         "cluster": {"workers_per_node": 3, "memory_mb": 512, "cpus_per_worker": 0.1},
         "placement": [
-            {"tiny-kontext": "E", "tiny-sd3": "E", "tiny-wan-i2v": "EDC"},
-            {"tiny-kontext": "D", "tiny-sd3": "D"},
-            {"tiny-kontext": "C", "tiny-sd3": "C"},
+            {"tiny-wan-i2v": "EDC", **dict.fromkeys(images, "E")},
+            dict.fromkeys(images, "D"),
+            dict.fromkeys(images, "C"),
         ],
         "cache_dir": service.args["cache_dir"],
         "decision_log": str(folder / "decisions.jsonl"),
@@ -121,17 +133,18 @@ def test_an_edit_is_the_stock_pipelines(edits: Service) -> None:
 
 
 @pytest.mark.parametrize("has_mask", [False, True])
-def test_an_image_is_changed_by_a_model_of_text_to_image(edits: Service, has_mask: bool) -> None:
+@pytest.mark.parametrize("family", STARTING_PIPELINES)
+def test_an_image_is_changed_by_a_model_of_text_to_image(edits: Service, family: str, has_mask: bool) -> None:
     """E, D and C run in three processes, and what the first one draws from the image is the stock pipeline's."""
     fields = {name: str(value) for name, value in EDIT.items()} | {"num_inference_steps": "6", "strength": "0.5"}
     files = {"image": PHOTO, **({"mask": MASK} if has_mask else {})}
-    answer = http.post(f"{edits.url}/v1/images/edits", data={**fields, "model": "tiny-sd3"}, files=files)
+    answer = http.post(f"{edits.url}/v1/images/edits", data={**fields, "model": name_model(family)}, files=files)
     assert answer.status_code == 200, answer.text
     told = answer.json()
     assert (told["size"], [run["steps"] for run in told["timeline"]]) == ("64x96", [None, 3, None])
-    start, mask = ImageStart(0.5, has_mask), MASK if has_mask else None
+    start, mask = ImageStart(0.5, has_mask, rounds_down=family == "sdxl"), MASK if has_mask else None
     inputs = GenerationInputs("make it night", Shape(96, 64), 6, 2.5, 11, image=UPRIGHT, mask=mask, start=start)
-    expected = stock(edits, "sd3", inputs)
+    expected = stock(edits, family, inputs)
     assert np.array_equal(decode_image(told["data"][0]["b64_json"]), (expected[0] * 255).round().astype("uint8"))
 
 

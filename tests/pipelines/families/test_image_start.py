@@ -4,6 +4,7 @@ image-to-image and inpainting pipelines, wherever the stages run, and E has the 
 from __future__ import annotations
 
 import inspect
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,7 @@ from tests.pipelines.models import (
     start,
     stock_result,
 )
+from tests.pipelines.variants import replace_model
 from tridentserve.errors import InvalidRequestError
 from tridentserve.models.families import FAMILIES
 from tridentserve.models.input_image import encode_png, read_image, shrink_image
@@ -190,6 +192,14 @@ def test_a_strength_of_no_step_is_refused(model: Model) -> None:
     inputs = make_inputs(64, 64, 5, variant="sd3-start", start=ImageStart(0.1, rounds_down=True))
     with pytest.raises(InvalidRequestError, match="strength: leaves no step of 5"):
         start(model("sd3-start"), inputs)
+
+
+def test_a_model_that_was_made_for_inpainting_is_refused(model: Model, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(model("sd3"), tmp_path / "inpainting"))
+    replace_model(diffusers.SD3Transformer2DModel, in_channels=33)(folder)
+    adapter, inputs = load_all(folder), make_inputs(64, 64, **make_start(True))
+    with pytest.raises(InvalidRequestError, match="image: the denoising model of this one takes other channels"):
+        adapter.prepare(adapter.encode(inputs), inputs)
 
 
 def test_a_scheduler_that_cannot_start_from_an_image_is_named(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,6 +96,10 @@ class ImageStartAdapter(DiffusersAdapter):
         first = steps - inputs.start.count_steps(steps)
         if first >= steps:
             raise InvalidRequestError(f"strength: leaves no step of {steps}", "strength")
+        if image.shape[1:] != noise.shape[1:]:  # as that of a checkpoint which was made for inpainting
+            raise InvalidRequestError(
+                "image: the denoising model of this one takes other channels than an image", "image"
+            )
         if hasattr(scheduler, "set_begin_index"):  # others look for their place at each step
             scheduler.set_begin_index(first)
         timesteps = scheduler.timesteps[first : first + 1].repeat(len(noise))

@@ -173,6 +173,16 @@ def test_a_copy_of_another_model_folder_or_format_is_another_copy(source: ModelS
     assert first.get(C).buffer.sum() > 0, "a worker that has mapped the older one keeps it"
 
 
+def test_e_has_the_vae_where_requests_may_start_from_an_image(source: ModelSource, tmp_path: Path) -> None:
+    plain, allowed = (
+        HostCopies(tmp_path, {"flux": ModelSource("flux", source.folder, image_start=allowed)}, CPU).get(E)
+        for allowed in (False, True)
+    )
+    vae = {name for name in allowed.names if name.startswith("vae.")}
+    assert vae == allowed.names.keys() - plain.names.keys() != set()
+    assert not plain.names.keys() - allowed.names.keys()
+
+
 def test_the_copy_for_a_gpu_is_another_file_with_every_tensor_aligned_as_cuda_allocates(
     source: ModelSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
