@@ -23,7 +23,7 @@ from tridentserve.pipelines.adapters.packed_sequence import (
 )
 from tridentserve.pipelines.adapters.timestep_shift import compute_shift_mu
 from tridentserve.pipelines.base import Tensors
-from tridentserve.requests import GenerationInputs, ImageStart, Shape
+from tridentserve.requests import GenerationInputs, Shape
 
 # The default of `StableDiffusion3Pipeline`'s `max_sequence_length`.
 _T5_TOKENS = 256
@@ -117,13 +117,6 @@ class SD3Adapter(PackingAdapter, ImageStartAdapter):
 
     def _unpack(self, latents: torch.Tensor, shape: Shape) -> torch.Tensor:
         return latents
-
-    def _mix_first(
-        self, scheduler: Any, image: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor, start: ImageStart
-    ) -> torch.Tensor:
-        if start.has_mask and start.strength == 1:
-            return noise
-        return super()._mix_first(scheduler, image, noise, timesteps, start)
 
     def _decode_outputs(self, latents: torch.Tensor, inputs: GenerationInputs) -> torch.Tensor:
         if inputs.start is None or not inputs.start.has_mask:
