@@ -37,8 +37,8 @@ class EditRequest(ImageRequest):
         default=None,
         gt=0,
         le=1,
-        description="How far the image is changed, by a model that makes images from text too: the part of the steps "
-        "that is computed. The default is that of the model's stock pipeline.",
+        description="The part of the steps that is computed, by a model that makes images from text too: the more, the "
+        "further the image is changed. The default is that of the model's stock pipeline.",
     )
     input_fidelity: Literal["high", "low"] | None = Field(
         default=None, description="The field is accepted because OpenAI's clients send it. It has no effect."
