@@ -20,7 +20,10 @@ OUT_OF_MEMORY = 2
 
 class RecordingMark:
     def __init__(self, calls: list[str], number: int) -> None:
-        self._calls, self.number = calls, number
+        self._calls, self.number, self.has_ended = calls, number, True
+
+    def query(self) -> bool:
+        return self.has_ended
 
     def wait(self) -> None:
         self._calls.append(f"wait for mark {self.number}")
@@ -55,6 +58,9 @@ class RecordingDevice(CpuDevice):
         self.calls.append("wait for work")
 
     def make_copy_call(self, name: str) -> RecordingCopies:
+        return RecordingCopies(self, name)
+
+    def make_side_thread(self, name: str) -> RecordingCopies:
         return RecordingCopies(self, name)
 
     def hand_over(self, tensors: Iterable[torch.Tensor]) -> None:

@@ -117,6 +117,37 @@ def test_a_member_that_is_lost_while_its_group_is_made_is_noticed(
     assert cache.names == ()
 
 
+class StuckGroup(HangingGroup):
+    """Its abort ends only when that of another group has, and fails, as NCCL's does at its own timeout."""
+
+    def __init__(self, other: HangingGroup) -> None:
+        super().__init__()
+        self._other = other
+
+    def abort(self) -> None:
+        assert self._other.aborted.wait(PATIENCE_S)
+        raise RuntimeError("the abort has timed out")
+
+
+def test_a_group_that_cannot_be_aborted_holds_up_no_other(
+    device: RecordingDevice, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = HangingGroup()
+    process_groups = {"stuck@7": StuckGroup(other), "other@8": other}
+    store = connect_store(is_server=True)
+    monkeypatch.setattr(SequenceGroup, "connect", lambda group: None)
+    monkeypatch.setattr(
+        group_cache, "make_group", lambda _, name, *rest: SequenceGroup(name, cast(Any, process_groups[name]), CPU)
+    )
+    cache = GroupCache(store, CPU, capacity=4, timeout_s=PATIENCE_S)
+    for name, use in (("stuck", 7), ("other", 8)):
+        store.set(group_cache._make_key(name, use, 1), "")
+        cache.acquire(name, 0, 2, use, PAIR)
+    cache.abort_groups_of("w1")
+    assert other.aborted.is_set()
+    assert "group stuck@7 cannot be aborted" in caplog.text
+
+
 def test_a_stage_whose_collectives_were_given_up_has_not_ended_well(device: RecordingDevice) -> None:
     """On a device they raise nothing: the kernels end, with whatever bytes there are."""
     process_group = HangingGroup()
@@ -141,6 +172,10 @@ class RecordedCommands:
         self._calls.append(f"command of {tensor.nbytes} bytes")
         return self
 
+    def allreduce(self, tensor: torch.Tensor, operation: Any) -> RecordedCommands:
+        self._calls.append(f"command of {tensor.nbytes} bytes for which all wait")
+        return self
+
     def wait(self) -> None:
         self._calls.append("wait for the command")
 
@@ -150,7 +185,8 @@ def test_commands_wait_for_nothing_on_the_device(device: RecordingDevice) -> Non
     group = SequenceGroup("pair@1", cast(Any, HangingGroup()), CPU, control=cast(Any, RecordedCommands(calls)))
     assert group.agree(2) == 2
     assert group.broadcast_json([1]) == [1]
-    assert calls == ["command of 8 bytes", "wait for the command"] * 2 + ["command of 3 bytes", "wait for the command"]
+    waited = ["command of 8 bytes for which all wait", "wait for the command"]
+    assert calls == [*waited, *waited, "command of 3 bytes", "wait for the command"]
     assert device.calls == []
 
 

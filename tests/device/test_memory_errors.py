@@ -20,7 +20,6 @@ from tridentserve.device.memory_errors import describe_out_of_memory, is_out_of_
 from tridentserve.engine.live.messages import ExpectedPeak, WorkerConfig
 from tridentserve.engine.live.transport.nixl_link import NixlLink
 from tridentserve.engine.live.transport.parcel import Parcel
-from tridentserve.engine.live.weights.replica_store import MemoryBudget, ReplicaStore
 from tridentserve.engine.live.worker.denoising import StepControl
 from tridentserve.engine.live.worker.executor import Execution, StageExecutor
 from tridentserve.engine.live.worker.plan_memory import RunningPlan
@@ -99,6 +98,7 @@ class RecordedReplicas:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, Any]] = []
+        self.asked: list[tuple[Any, int]] = []  # to load ahead, beside so many bytes
         self.fails = self.ahead_bytes = 0
 
     async def prepare(self, needed: Any, peak_bytes: int, *_: Any) -> None:
@@ -106,6 +106,9 @@ class RecordedReplicas:
         if self.fails:
             self.fails -= 1
             raise torch.OutOfMemoryError(MESSAGE)
+
+    def load_ahead(self, needed: Any, peak_bytes: int) -> None:
+        self.asked.append((needed, peak_bytes))
 
     async def evict_all_but(self, queued: Any) -> None:
         self.calls.append(("evict all but", set(queued)))
@@ -198,70 +201,46 @@ def test_a_worker_that_they_are_in_the_way_of_does_not_start(monkeypatch: pytest
         assert start("host") is None
 
 
-async def test_the_next_plan_has_its_weights_loaded_beside_the_one_that_computes() -> None:
-    """Before it has the worker, with room for what the other one computes."""
-    replicas, computes, goes_on = RecordedReplicas(), asyncio.Event(), asyncio.Event()
-
-    async def load_ahead(needed: Any, peak_bytes: int) -> None:
-        replicas.calls.append(("load ahead", (needed, peak_bytes)))
-
-    async def execute(*_: Any) -> Execution:
-        computes.set()
-        await goes_on.wait()
-        return Execution()
-
-    cast(Any, replicas).load_ahead = load_ahead
-    with use_recording_device():
-        runner = make_runner(replicas, None)
-    cast(Any, runner)._device_thread, cast(Any, runner)._collect_inputs = execute, lambda *_: {}
-    runner._executor = cast(Any, SimpleNamespace(execute_plan=None))
-    first, needed = make_running(0), (Replica("m", Stage.ENCODE),)
-    runner._running[0] = first
-    computing = asyncio.ensure_future(runner._compute(first, {}, False))
-    await computes.wait()
-    assert replicas.calls == []
-    runner._running[1] = make_running(1, needed)
-    runner._running[2] = make_running(2, (Replica("m", Stage.DIFFUSE),))
-    runner._load_ahead()
-    goes_on.set()
-    await computing
-    await runner._memory._finish_load_ahead()
-    assert replicas.calls == [("load ahead", (needed, 500))]
-
-
-class FakeLoader:
-    """Weights of 100 bytes each."""
+class HeldPlan:
+    """A plan that computes on a worker until it may end."""
 
     def __init__(self) -> None:
-        self.calls: list[str] = []
+        self.replicas, self._goes_on = RecordedReplicas(), asyncio.Event()
+        computes = self._computes = asyncio.Event()
 
-    def open(self, replica: Replica) -> Any:
-        return SimpleNamespace(layout=None, num_bytes=100, seconds=0.0)
+        async def execute(*_: Any) -> Execution:
+            computes.set()
+            await self._goes_on.wait()
+            return Execution()
 
-    async def load(self, replica: Replica, opened: Any) -> Any:
-        self.calls.append(f"load {replica.stage.letter}")
-        return SimpleNamespace(num_bytes=100, source="host")
+        self.runner = make_runner(self.replicas, SimpleNamespace(execute_plan=None))
+        cast(Any, self.runner)._device_thread, cast(Any, self.runner)._collect_inputs = execute, lambda *_: {}
+        self.running = self.runner._running[0] = make_running(0)
 
-    async def close(self, loaded: Any) -> None:
-        self.calls.append("close")
+    async def __aenter__(self) -> HeldPlan:
+        self._computing = asyncio.ensure_future(self.runner._compute(self.running, {}, False))
+        await self._computes.wait()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self._goes_on.set()
+        await self._computing
 
 
-async def test_weights_that_came_ahead_are_taken_or_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def at_once(function: Callable[..., Any], *args: Any) -> Any:
-        return function(*args)
+async def test_the_next_plan_has_its_weights_loaded_beside_the_one_that_computes() -> None:
+    """Before it has the worker, with room for what the other one computes."""
+    async with HeldPlan() as held:
+        assert held.replicas.asked == []
+        held.runner._running[1] = make_running(1, (Replica("m", Stage.ENCODE),))
+        held.runner._running[2] = make_running(2, (Replica("m", Stage.DIFFUSE),))
+        held.runner._load_ahead()
+        assert held.replicas.asked == [((Replica("m", Stage.ENCODE),), 500)]
 
-    loader, encode, diffuse, decode = FakeLoader(), *(Replica("m", stage) for stage in Stage)
-    host = SimpleNamespace(is_open=lambda replica: replica is not diffuse)
-    budget = MemoryBudget(total_bytes=330, handoff_bytes=10, planned_group_bytes=0)
-    store = ReplicaStore(cast(Any, host), CPU, budget, at_once, cast(Any, loader), None)
-    monkeypatch.setattr(store, "_attach", lambda *_: None)
-    await store.load_ahead((encode,), 221)
-    assert loader.calls == [], "no room beside the activations"
-    await store.load_ahead((encode, diffuse), 220)
-    assert loader.calls == ["load E"], "the other one would have to be mapped by the thread that computes"
-    await store.prepare((encode, diffuse))
-    assert loader.calls == ["load E", "load D"]
-    await store.load_ahead((decode,), 0)
-    await store.prepare((encode,))
-    assert loader.calls == ["load E", "load D", "load C", "close"], "nobody needs it any more"
-    assert store.resident_bytes == 200
+
+async def test_nothing_is_loaded_ahead_for_a_plan_that_was_stopped() -> None:
+    async with HeldPlan() as held:
+        held.runner._running[1] = make_running(1, (Replica("m", Stage.ENCODE),))
+        held.runner._running[2] = make_running(2, (Replica("m", Stage.DIFFUSE),))
+        held.runner._running[1].control.ask_to_stop()
+        held.runner._load_ahead()
+        assert held.replicas.asked == [((Replica("m", Stage.DIFFUSE),), 500)]

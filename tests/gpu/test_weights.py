@@ -111,7 +111,7 @@ async def test_a_loaded_replica_has_the_bytes_of_the_model_folder(
 ) -> None:
     source = ModelSource("flux", model_folder("flux", tmp_path / "model"))
     host = HostCopies(in_memory if place == "memory" else tmp_path / "host", {"flux": source}, gpu)
-    loader = WeightsLoader(host, gpu, "host", 100_000, at_once, None, {}, 0)
+    loader = WeightsLoader(host, gpu, "host", 100_000, None, {}, 0)
     store = ReplicaStore(host, gpu, MemoryBudget(1 << 30, 1000, 0), at_once, loader, None)
     for stage in Stage:
         await store.prepare((Replica("flux", stage),))
@@ -147,7 +147,7 @@ async def test_streamed_layers_compute_what_whole_weights_compute(
     condition = encoder.encode(inputs)
     latents = []
     for share in (WHOLE, WeightsShare(streamed=True)):
-        loader = WeightsLoader(host, gpu, "host", 100_000, at_once, None, {diffuse: share}, 0)
+        loader = WeightsLoader(host, gpu, "host", 100_000, None, {diffuse: share}, 0)
         store = ReplicaStore(host, gpu, MemoryBudget(1 << 30, 1000, 0), at_once, loader, None)
         await store.prepare((diffuse,))
         with store.use(diffuse, None) as adapter:

@@ -17,6 +17,9 @@ class WorkMark(Protocol):
     def wait(self) -> None:
         """Have what this thread gives to the device from now on begin after the marked work. Does not block."""
 
+    def query(self) -> bool:
+        """True when the marked work has ended. Does not block."""
+
 
 class CopyCall(Protocol):
     """Runs a function that copies tensors."""

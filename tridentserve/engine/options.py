@@ -92,6 +92,13 @@ class WorkerOptions:
     group_timeout_s: float = Field(
         default=60.0, gt=0, description="Longest time that a worker waits for the other members of a group, in seconds."
     )
+    hang_timeout_s: float = Field(
+        default=15.0,
+        gt=0,
+        description="Seconds beyond twice the slowest step of a plan so far, after which a worker that waits for "
+        "another one of its group takes that one for hanging. While members may be compiling, and always as the "
+        "longest time, `group_timeout_s` holds.",
+    )
     fetch: Fetch = Field(
         default="auto",
         description="The source from which a worker gets weights. `mapped` uses the pages of the node's host copy "

@@ -6,12 +6,14 @@ Each plan names its group; `with sequence_parallel(group): adapter.step(state)` 
 from tridentserve.parallel.group_cache import GroupCache, abandon
 from tridentserve.parallel.group_memory import GroupMemory
 from tridentserve.parallel.groups import SequenceGroup, connect_store, make_group
+from tridentserve.parallel.step_patience import StepPatience
 from tridentserve.parallel.ulysses import is_first, sequence_parallel
 
 __all__ = [
     "GroupCache",
     "GroupMemory",
     "SequenceGroup",
+    "StepPatience",
     "abandon",
     "connect_store",
     "is_first",

@@ -3,6 +3,7 @@ seconds)."""
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import Counter, OrderedDict, deque
@@ -19,12 +20,22 @@ from tridentserve.errors import GroupError
 from tridentserve.parallel.group_memory import GroupMemory
 from tridentserve.parallel.groups import SequenceGroup, make_group, make_store_prefix
 
+logger = logging.getLogger(__name__)
+
 _ABANDONED = "abandoned"
 
 
 def abandon(store: Store, name: str, rank: int, use: int) -> None:
     """Answer for a member whose process has ended: the members that wait for it in the handshake fail at once."""
     store.set(_make_key(name, use, rank), _ABANDONED)
+
+
+def _abort(group: SequenceGroup) -> None:
+    """Abort a group. A failure is logged: nobody waits for it, and the collectives end at their timeout then."""
+    try:
+        group.abort()
+    except RuntimeError:
+        logger.exception("group %s cannot be aborted", group.name)
 
 
 def _make_key(name: str, use: int, rank: int) -> str:
@@ -165,15 +176,18 @@ class GroupCache:
         with self._lock:
             self._lost[member] += 1
             broken = [held.group for held in self._groups.values() if member in held.members]
-        for group in broken:
-            group.abort()
+        aborts = [threading.Thread(target=_abort, args=[group], daemon=True) for group in broken]
+        for abort in aborts:  # one may take until a timeout of its own, while a member of another waits
+            abort.start()
+        for abort in aborts:
+            abort.join()
 
     def abort_use(self, name: str, use: int) -> None:
         """A member has given up this use of a group: collectives of it cannot end."""
         with self._lock:
             held = self._groups.get(name)
         if held is not None and held.last_use == use:
-            held.group.abort()
+            _abort(held.group)
 
     def _count_lost(self, members: Sequence[str]) -> list[int]:
         return [self._lost[member] for member in members]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
@@ -17,6 +17,7 @@ import torch
 from torch.distributed import (  # type: ignore[attr-defined]  # public names that torch does not export for mypy
     PrefixStore,
     ProcessGroup,
+    ReduceOp,
     Store,
     TCPStore,
 )
@@ -80,6 +81,9 @@ class SequenceGroup(CollectiveGroup):
         self.rank = process_group.rank()
         self.size = process_group.size()
         self.failed = False
+        self.compiled: set[Hashable] = set()
+        """Names of the code that all members have compiled (see `StepPatience`)."""
+        self._timeout: timedelta | None = None  # that it was made with, once waits have been limited
 
     def start_all_to_all_into(
         self, received: torch.Tensor, received_sizes: Sequence[int], sent: torch.Tensor, sent_sizes: Sequence[int]
@@ -149,10 +153,22 @@ class SequenceGroup(CollectiveGroup):
         return json.loads(bytes(data.numpy()))
 
     def agree(self, command: int = 0) -> int:
-        """Return the `command` of rank 0 on every rank, so that all members continue or stop at the same step."""
-        word = torch.tensor([command], dtype=torch.int64)
-        self._command(word)
+        """Return the `command` of rank 0 on every rank, so that all members continue or stop at the same step. It
+        returns when all of them have called it, so that each knows how long the slowest of them took."""
+        word = torch.tensor([command if self.rank == 0 else 0], dtype=torch.int64)
+        with self._guard_collective("command"):
+            self._get_members(self._has_control).allreduce(word, ReduceOp.SUM).wait()
         return int(word.item())
+
+    def limit_waits(self, timeout_s: float | None) -> None:
+        """Bound the time that this member waits for others in host memory, in each collective from now on. The timeout
+        of the group is the longest, and holds again with None. Collectives on a device are not bounded by this."""
+        with self._guard_collective("limit"):
+            backend: Any = self._get_members(self._has_control)._get_backend(torch.device("cpu"))
+            if self._timeout is None:
+                self._timeout = backend.options._timeout
+            limit = self._timeout if timeout_s is None else min(timedelta(seconds=timeout_s), self._timeout)
+            backend._set_default_timeout(limit)
 
     def connect(self) -> None:
         """Have all members reach each other, and take the memory that this needs: NCCL does both at the first

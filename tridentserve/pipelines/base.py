@@ -55,6 +55,8 @@ class PipelineAdapter(ABC):
     """Limits of requests whose steps need not all be computed."""
     loras: Loras
     """The LoRAs of requests."""
+    is_compiled: bool = False
+    """True where steps compile code that has not run yet."""
 
     def encode(self, inputs: GenerationInputs) -> Tensors:
         """Encode the condition of a request (stage E)."""

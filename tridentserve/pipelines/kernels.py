@@ -46,6 +46,7 @@ def install(adapter: PipelineAdapter, kernels: Kernels) -> None:
     diffusers_adapter = cast(DiffusersAdapter, adapter)
     pipe = diffusers_adapter.pipe
     if kernels != Kernels():
+        adapter.is_compiled = kernels.compiled
         diffusers_adapter.packs = False  # such steps call blocks past their model, and hooks that cannot be compiled
     for model in (getattr(pipe, name, None) for name in _DENOISERS):
         if not isinstance(model, torch.nn.Module):

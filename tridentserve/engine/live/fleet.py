@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import ray
 from ray.exceptions import RayError
 
+from tridentserve.engine.live.channels.channel import ChannelError
 from tridentserve.engine.live.messages import UNKNOWN_PEAK, ExpectedPeak, ModelSource, WorkerConfig, WorkerReady
 from tridentserve.engine.live.spawning.spawner import Spawner
 from tridentserve.engine.live.warming.warmer import Warmer, WarmUpProgress
@@ -24,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 # A worker that fails to start is tried again with growing pauses, so that a broken node does not spin.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 10.0
+SILENCE_S = 30.0
+"""Seconds after which a worker that does not answer is ended, where a plan of it has failed elsewhere."""
 
 
 @dataclass(slots=True)
@@ -108,6 +111,19 @@ class WorkerFleet:
         if handle is not None:
             handle.run_plan(plan, inputs, peak, is_watched, take)
         return handle is not None
+
+    async def end_if_silent(self, worker_id: WorkerId) -> None:
+        """Kill a worker whose process does not answer, as one that stands still: its plans would never end."""
+        handle = self._workers[worker_id].handle
+        if handle is None:
+            return
+        try:
+            await asyncio.wait_for(handle.count_parcels(), SILENCE_S)
+        except TimeoutError:
+            logger.warning("worker %s has not answered for %g s, and is ended", worker_id, SILENCE_S)
+            handle.kill()
+        except ChannelError:  # it is lost already
+            return
 
     def set_placement(self, placement: PlacementPlan) -> None:
         """Tell all workers what they are to hold from now on; one that comes back begins with it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -142,13 +142,16 @@ class PlanDriver:
             elif not isinstance(item, PlanReport):
                 self._handle_note(given, worker_id, item)
             elif item.outputs is None and item.num_outputs:
-                task = asyncio.get_running_loop().create_task(self._collect_outputs(given, rank, item))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._begin(self._collect_outputs(given, rank, item))
             else:
                 self._take_report(given, rank, item, item.outputs or {})
         except Exception as error:
             self._give_up(given, rank, error)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _collect_outputs(self, given: _GivenPlan, rank: int, report: PlanReport) -> None:
         """Fetch references to the outputs of a plan that are large."""
@@ -196,6 +199,8 @@ class PlanDriver:
             others = [worker for worker, found in zip(plan.workers, given.reports, strict=True) if found is None]
             for other in self._fleet.list_handles(others):  # they may be waiting for it in a collective
                 other.abort_groups_of_plan(plan.plan_id)
+            for worker_id in others:  # or it may have failed because one of them hangs
+                self._begin(self._fleet.end_if_silent(worker_id))
         if len(reports) < plan.degree:
             return
         del self._plans[plan.plan_id]

@@ -11,6 +11,7 @@ import pytest
 from ray.exceptions import RayActorError
 
 from tridentserve.cluster import WorkerSpec
+from tridentserve.engine.live import fleet as fleet_module
 from tridentserve.engine.live.channels.channel import ChannelError
 from tridentserve.engine.live.fleet import WorkerFleet
 from tridentserve.engine.live.messages import WorkerConfig
@@ -83,3 +84,35 @@ async def test_a_worker_that_only_seems_dead_is_ended_before_it_is_replaced(
     finally:
         await fleet.stop()
     del store
+
+
+class QuietHandle:
+    """A worker that answers, or does not, or has gone."""
+
+    def __init__(self, answer: int | Exception | None) -> None:
+        self.answer, self.is_killed = answer, False
+
+    async def count_parcels(self) -> int:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer if self.answer is not None else await asyncio.get_running_loop().create_future()
+
+    def kill(self) -> None:
+        self.is_killed = True
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_killed"),
+    [(0, False), (ChannelError("gone"), False), (None, True)],
+    ids=["answers", "gone", "silent"],
+)
+async def test_a_worker_that_does_not_answer_is_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answer: Any, is_killed: bool
+) -> None:
+    monkeypatch.setattr(fleet_module, "SILENCE_S", 0.05)
+    fleet = WorkerFleet([config_of(0, tmp_path)], ActorSpawner(0.1), lambda config: None, lambda worker_id, why: None)
+    await fleet.end_if_silent("w")  # which is down
+    handle: Any = QuietHandle(answer)
+    fleet._workers["w"].handle = handle
+    await fleet.end_if_silent("w")
+    assert handle.is_killed == is_killed

@@ -108,7 +108,7 @@ def make_store(
     shares: Mapping[Replica, WeightsShare] = MappingProxyType({}),
     place: int = 0,
 ) -> ReplicaStore:
-    loader = WeightsLoader(host, CPU, fetch, BLOCK, at_once, peers, shares, place)
+    loader = WeightsLoader(host, CPU, fetch, BLOCK, peers, shares, place)
     return ReplicaStore(host, CPU, MemoryBudget(memory_bytes, RESERVE, 0), at_once, loader, peers)
 
 

@@ -162,6 +162,9 @@ class HandoffBuffer:
         if outgoing is None:
             return "failed"
         try:
+            # Before the peer keeps a slot for the bytes, and waits for them no longer than a transfer may take: what
+            # the device is to do before may take minutes.
+            parts = await outgoing.parts()
             target = await peer.reserve_slot(key, self._worker_id, layout)
         except BaseException:
             outgoing.close()
@@ -169,12 +172,6 @@ class HandoffBuffer:
         if target is None or target == ALREADY_HERE:
             outgoing.close()
             return "failed" if target is None else "already there"
-        try:
-            parts = await outgoing.parts()
-        except BaseException:
-            outgoing.close()
-            await peer.release_slot(key)
-            raise
         ended, settled = self._link.write(peer.link_name, parts, target, key.to_note())
         try:
             await asyncio.wrap_future(ended)

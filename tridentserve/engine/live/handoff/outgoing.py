@@ -25,7 +25,7 @@ class Outgoing:
     """A parcel that can be written to a peer."""
 
     parts: Callable[[], Awaitable[Parts]]
-    """Called when the receiver has a slot; the memory stays as it is until `close`."""
+    """Called once, before the receiver has a slot; the memory stays as it is until `close`."""
     close: Callable[[], None]
     """Called when the write has ended."""
 

@@ -22,6 +22,7 @@ import json
 import logging
 import os
 import re
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -71,6 +72,7 @@ class HostCopies:
         self._sources = dict(sources)
         self._device = find_device(device)
         self._open: dict[Replica, HostCopy] = {}
+        self._mapping = threading.Lock()  # of `_open`
         self._pinned = PinnedMemory(self._device)
 
     def formats(self, replica: Replica) -> Mapping[str, NumberFormat]:
@@ -94,8 +96,9 @@ class HostCopies:
         if model not in self._sources:
             return
         for replica in (Replica(model, stage) for stage in Stage):
-            if (copy := self._open.pop(replica, None)) is not None:
-                self._pinned.unpin(copy.buffer)
+            with self._mapping:
+                if (copy := self._open.pop(replica, None)) is not None:
+                    self._pinned.unpin(copy.buffer)
             for ending in ("json", "bin"):  # the index first: a worker that sees it may map the data
                 for path in self._folder.glob(f"{self._make_prefix(replica)}.*.{ending}"):
                     path.unlink(missing_ok=True)
@@ -111,12 +114,11 @@ class HostCopies:
         """The copy, mapped; made first when it is not there. Raises `ModelFolderError` for a damaged model folder."""
         if replica not in self._open:
             self._make(replica)
-            self._open[replica] = self._map(self._make_stem(replica))
-        return self._open[replica]
+        return self._map_once(replica)
 
-    def is_open(self, replica: Replica) -> bool:
-        """True when the copy is mapped: `get` takes no time."""
-        return replica in self._open
+    def find(self, replica: Replica) -> HostCopy | None:
+        """The copy, mapped, in whatever thread; None where it has not been made."""
+        return self._map_once(replica) if self.has(replica) else None
 
     def has(self, replica: Replica) -> bool:
         """True when the copy exists already."""
@@ -194,6 +196,13 @@ class HostCopies:
         for path in self._folder.glob(f"{same_replica}.*"):
             if not path.name.startswith(stem.name):
                 path.unlink(missing_ok=True)
+
+    def _map_once(self, replica: Replica) -> HostCopy:
+        """The copy, which has been made, mapped once for all threads."""
+        with self._mapping:
+            if replica not in self._open:
+                self._open[replica] = self._map(self._make_stem(replica))
+            return self._open[replica]
 
     def _map(self, stem: Path) -> HostCopy:
         index = json.loads(_index_path(stem).read_text())

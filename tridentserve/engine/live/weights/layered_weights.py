@@ -23,7 +23,8 @@ from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
 from tridentserve.pipelines.base import PipelineAdapter, Tensors
 from tridentserve.weights_share import SLOT_ALIGNMENT_BYTES, WeightsShare, count_shard_bytes
 
-_NUM_SLOTS = 2
+NUM_SLOTS = 2
+"""Layers that are in memory at once."""
 
 
 class LayeredLayout:
@@ -50,7 +51,7 @@ class LayeredLayout:
     @property
     def num_bytes(self) -> int:
         """All bytes that the replica takes on the device."""
-        return self.kept_bytes + _NUM_SLOTS * self.slot_bytes
+        return self.kept_bytes + NUM_SLOTS * self.slot_bytes
 
     def fill(self, kept: torch.Tensor, copy_bytes: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
         """Fill the buffer of what is kept from the host copy."""
@@ -75,7 +76,7 @@ class LayeredLayout:
         for rest, offset in zip(self.rest, self._rest_offsets, strict=True):
             views |= rest.view(kept, offset)
         for number, layer in enumerate(self.layers):
-            views |= layer.view(slots[number % _NUM_SLOTS], layer.indent_bytes)
+            views |= layer.view(slots[number % NUM_SLOTS], layer.indent_bytes)
         return {name: views[slot] for name, slot in self.copy.names.items()}
 
     def _count_shard_bytes(self, layer: Layer) -> int:
@@ -83,14 +84,14 @@ class LayeredLayout:
 
 
 class LayeredWeights:
-    """A replica of which the layers are in memory in turns. All but the constructor belongs to the thread that
+    """A replica of which the layers are in memory in turns. While it is attached it belongs to the thread that
     computes."""
 
     def __init__(self, layout: LayeredLayout, kept: torch.Tensor, slots: list[torch.Tensor]) -> None:
         """`kept`: the filled buffer of `layout`; `slots`: two buffers of its `slot_bytes`."""
         self._layout, self._kept, self._slots = layout, kept, slots
-        self._inside: list[int | None] = [None] * _NUM_SLOTS  # the layer in each slot, or on its way there
-        self._arriving: list[Callable[[], None] | None] = [None] * _NUM_SLOTS
+        self._inside: list[int | None] = [None] * NUM_SLOTS  # the layer in each slot, or on its way there
+        self._arriving: list[Callable[[], None] | None] = [None] * NUM_SLOTS
         self._host = HostSupply(layout.copy.buffer, kept.device) if layout.share.streamed else None
         self._supply: LayerSupply | None = self._host
         self._entered: int | None = None  # the layer that was called last
@@ -101,6 +102,12 @@ class LayeredWeights:
     def is_streamed(self) -> bool:
         """True when layers come from the host copy."""
         return self._host is not None
+
+    def begin(self) -> None:
+        """Begin to bring the first layers, where they come from the host copy: they are called first."""
+        if self._host is not None:
+            for number in range(min(NUM_SLOTS, len(self._layout.layers))):
+                self._start(number)
 
     def attach(self, adapter: PipelineAdapter) -> None:
         """Give the models of an adapter these weights."""
@@ -116,10 +123,15 @@ class LayeredWeights:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        self.close()
+        weights.detach(adapter)
+
+    def close(self) -> None:
+        """Wait for what is on its way, and end what brings layers; also of weights that were never attached, and again
+        of those that were."""
         self._settle()
         if self._host is not None:
             self._host.close()
-        weights.detach(adapter)
 
     @contextmanager
     def gather(self, group: SequenceGroup | None) -> Iterator[None]:
@@ -149,7 +161,7 @@ class LayeredWeights:
     def _enter(self, number: int) -> None:
         """Have a layer in its slot, and begin to bring the one that came next the last time, or else comes next in the
         model."""
-        slot = number % _NUM_SLOTS
+        slot = number % NUM_SLOTS
         if self._inside[slot] != number:
             self._start(number)
         self._finish(slot)
@@ -157,11 +169,11 @@ class LayeredWeights:
             self._followers[self._entered] = number
         self._entered = number
         following = self._followers.get(number, (number + 1) % len(self._layout.layers))
-        if following % _NUM_SLOTS != slot and self._inside[following % _NUM_SLOTS] != following:
+        if following % NUM_SLOTS != slot and self._inside[following % NUM_SLOTS] != following:
             self._start(following)
 
     def _start(self, number: int) -> None:
-        slot, layer = number % _NUM_SLOTS, self._layout.layers[number]
+        slot, layer = number % NUM_SLOTS, self._layout.layers[number]
         self._finish(slot)
         if self._supply is None:
             raise WorkerError("divided weights are used outside a plan")
@@ -180,6 +192,6 @@ class LayeredWeights:
         arriving = [finish for finish in self._arriving if finish is not None]
         self._entered = None
         self._followers.clear()
-        self._inside, self._arriving = [None] * _NUM_SLOTS, [None] * _NUM_SLOTS
+        self._inside, self._arriving = [None] * NUM_SLOTS, [None] * NUM_SLOTS
         for finish in arriving:
             finish()

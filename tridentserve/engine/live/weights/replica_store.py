@@ -1,8 +1,9 @@
 """The replicas a worker has in its memory: fetched when a plan needs them, evicted when another needs the room.
 
 Adjust-on-Dispatch (TridentServe, arXiv 2510.02838, section 5.3): a new placement changes what is wanted, at once, and
-nothing else. A plan that needs a replica which is not there fetches it in its own turn, from a worker of the node that
-has it or else from the node's host copy. What is not wanted any more leaves when its room is needed.
+nothing else. A plan that needs a replica which is not there fetches it in its own turn, or while the plan before
+computes, from a worker of the node that has it or else from the node's host copy. What is not wanted any more leaves
+when its room is needed.
 
 A replica is one run of bytes on the device, packed like the host copy, with the tensors of the models as views: it
 moves in blocks, and takes its own size and no more. The structure of its models is made once and stays.
@@ -14,9 +15,10 @@ import asyncio
 import gc
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 
@@ -25,7 +27,8 @@ from tridentserve.engine.eviction import choose_victims
 from tridentserve.engine.live.messages import ReplicaLoad
 from tridentserve.engine.live.weights.host_copies import HostCopies
 from tridentserve.engine.live.weights.peer_weights import PeerWeights, WeightOrder, choose_timeout_s
-from tridentserve.engine.live.weights.weights_loader import DeviceCall, LoadedWeights, OpenedWeights, WeightsLoader
+from tridentserve.engine.live.weights.weights_ahead import WeightsAhead
+from tridentserve.engine.live.weights.weights_loader import LoadedWeights, OpenedWeights, WeightsLoader
 from tridentserve.errors import HandoffError, OutOfMemoryError, WorkerError
 from tridentserve.models.lora_files import LoraFile
 from tridentserve.models.step_cache import StepCache
@@ -38,6 +41,12 @@ from tridentserve.pipelines.lora.lora_cache import LoraCache
 from tridentserve.plans import DispatchPlan, Replica, WorkerId
 
 logger = logging.getLogger(__name__)
+
+
+class DeviceCall(Protocol):
+    """Runs a function where the device is used."""
+
+    def __call__(self, function: Callable[..., Any], *args: Any) -> Awaitable[Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +120,7 @@ class ReplicaStore:
         self._adapters: dict[Replica, PipelineAdapter] = {}
         self._memos: dict[Replica, EncoderMemo] = {}
         self._resident: dict[Replica, _Resident] = {}  # the one used last at the end
-        self._ahead: dict[Replica, tuple[LoadedWeights, float]] = {}  # not attached yet, with the seconds that it took
+        self._ahead = WeightsAhead(loader)
         self._evicted: list[Replica] = []  # not reported yet
         self._letting_go: set[asyncio.Task[None]] = set()
 
@@ -123,7 +132,7 @@ class ReplicaStore:
     @property
     def ahead_bytes(self) -> int:
         """Bytes of weights that have come ahead of the plan that needs them."""
-        return sum(loaded.num_bytes for loaded, _ in self._ahead.values())
+        return self._ahead.num_bytes
 
     @property
     def resident(self) -> tuple[Replica, ...]:
@@ -168,7 +177,8 @@ class ReplicaStore:
         `peak_bytes` has the plan's `loras` in it; others leave before any replica does. `queued` are the replicas that
         waiting plans need, `keep` those that must stay. `tell` is called for each load. Raises `OutOfMemoryError`, with
         the numbers, when the plan can never fit here, before anything is evicted or loaded."""
-        await self._drop_ahead(needed)
+        await self._ahead.settle()
+        await self._ahead.drop(needed)
         missing = [replica for replica in needed if replica not in self._resident]
         opened = {replica: await self._on_device(self.loader.open, replica) for replica in missing}
         sizes = {replica: resident.loaded.num_bytes for replica, resident in self._resident.items()}
@@ -199,7 +209,7 @@ class ReplicaStore:
 
     async def _load(self, replica: Replica, opened: OpenedWeights) -> ReplicaLoad:
         start_s = time.perf_counter() - opened.seconds
-        if (ahead := self._ahead.pop(replica, None)) is not None:
+        if (ahead := self._ahead.take(replica)) is not None:
             loaded, start_s = ahead[0], start_s - ahead[1]
         else:
             loaded = await self.loader.load(replica, opened)
@@ -208,8 +218,7 @@ class ReplicaStore:
         except BaseException:
             self._adapters.pop(replica, None)  # with what was attached already
             self._memos.pop(replica, None)
-            if loaded.source == "peer":
-                await self.loader.close(loaded)
+            await self.loader.close(loaded)
             raise
         self._resident[replica] = _Resident(loaded)
         # A replica that has left and come back in the meantime is not reported as evicted.
@@ -237,25 +246,22 @@ class ReplicaStore:
             self._memos[replica] = install_memo(self._adapters[replica])
         loaded.attach(self._adapters[replica])
 
-    async def load_ahead(self, needed: Collection[Replica], peak_bytes: int) -> None:
-        """Bring the weights of the next plan beside the one that computes, whose activations take `peak_bytes`, where
-        there is room beside it and a host copy is open. No `prepare` may be under way."""
-        for replica in needed:
-            if replica in self._resident or replica in self._ahead or not self._host.is_open(replica):
-                continue
-            opened, start_s = self.loader.open(replica), time.perf_counter()
-            taken_bytes = self.resident_bytes + self.ahead_bytes + peak_bytes + self._budget.reserve_bytes
-            if opened.layout is None and taken_bytes + opened.num_bytes <= self._budget.total_bytes:
-                loaded = await self.loader.load(replica, opened)
-                self._ahead[replica] = loaded, time.perf_counter() - start_s
+    def load_ahead(self, needed: Collection[Replica], peak_bytes: int) -> None:
+        """Begin to bring the weights of the next plan beside the one that computes, whose activations take so many
+        bytes: host copies that have been made are mapped, and loaded where there is room. No `prepare` may be under
+        way."""
 
-    async def _drop_ahead(self, needed: Collection[Replica] = ()) -> None:
-        for replica in [replica for replica in self._ahead if replica not in needed]:
-            await self.loader.close(self._ahead.pop(replica)[0])
+        def count_room() -> int:
+            return self._budget.total_bytes - self._budget.reserve_bytes - peak_bytes - self.resident_bytes
+
+        missing = [replica for replica in needed if replica not in self._resident]
+        if missing or self._ahead.num_bytes:
+            self._ahead.begin(missing, count_room)
 
     async def evict_all_but(self, queued: Collection[Replica]) -> None:
         """Memory has run out, although the budget had room: keep what waiting plans need."""
-        await self._drop_ahead()
+        await self._ahead.settle()
+        await self._ahead.drop()
         for replica in [replica for replica in self._resident if replica not in queued]:
             await self._evict(replica)
         await self._on_device(_free_memory, self._device)
@@ -263,7 +269,8 @@ class ReplicaStore:
     async def unload_model(self, model: str) -> None:
         """Drop all replicas of a model, which no plan of this worker needs any more, and all that was made for them."""
         self.wanted = frozenset(replica for replica in self.wanted if replica.model != model)
-        await self._drop_ahead()
+        await self._ahead.settle()
+        await self._ahead.drop()
         for replica in [replica for replica in self._resident if replica.model == model]:
             await self._evict(replica)
         self._adapters = {replica: one for replica, one in self._adapters.items() if replica.model != model}

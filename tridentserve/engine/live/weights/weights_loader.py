@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import torch
 
-from tridentserve.device import CopyCall, find_device
+from tridentserve.device import find_device
 from tridentserve.engine.live.weights.host_copies import HostCopies, HostCopy
-from tridentserve.engine.live.weights.layered_weights import LayeredLayout, LayeredWeights
+from tridentserve.engine.live.weights.layered_weights import NUM_SLOTS, LayeredLayout, LayeredWeights
 from tridentserve.engine.live.weights.peer_weights import PeerWeights
 from tridentserve.engine.options import Fetch
 from tridentserve.errors import ConfigError
@@ -20,12 +19,6 @@ from tridentserve.pipelines.base import PipelineAdapter
 from tridentserve.plans import Replica
 from tridentserve.protocols import LoadSource
 from tridentserve.weights_share import WHOLE, WeightsShare
-
-
-class DeviceCall(Protocol):
-    """Runs a function where the device is used."""
-
-    def __call__(self, function: Callable[..., Any], *args: Any) -> Awaitable[Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +90,6 @@ class WeightsLoader:
         device: torch.device,
         fetch: Fetch,
         block_bytes: int,
-        on_device: DeviceCall,
         peers: PeerWeights | None,
         shares: Mapping[Replica, WeightsShare],
         place: int,
@@ -108,12 +100,8 @@ class WeightsLoader:
         self.fetch = resolve_fetch_mode(fetch, device)
         """The place that weights come from."""
         self._block_bytes = block_bytes
-        self._on_device = on_device
         self._device = find_device(device)
-        # On a GPU weights come on a stream of their own, beside what computes.
-        self._beside: DeviceCall | CopyCall = (
-            on_device if self._device.is_host else self._device.make_copy_call("weights")
-        )
+        self._beside = self._device.make_side_thread("weights")
         self._peers = peers
         self._shares = shares
         self._place = place
@@ -121,9 +109,26 @@ class WeightsLoader:
     def open(self, replica: Replica) -> OpenedWeights:
         """Find or make the host copy of a replica, in the thread that computes."""
         was_made, start_s = self._host.has(replica), time.perf_counter()
-        copy, share = self._host.get(replica), self._shares.get(replica, WHOLE)
+        return self._describe(replica, self._host.get(replica), "host" if was_made else "disk", start_s)
+
+    async def open_ahead(self, replica: Replica) -> OpenedWeights | None:
+        """Map the host copy of a replica beside what computes; None where it has not been made."""
+        opened: OpenedWeights | None = await self._beside(self._open_made, replica)
+        return opened
+
+    def _open_made(self, replica: Replica) -> OpenedWeights | None:
+        start_s = time.perf_counter()
+        copy = self._host.find(replica)
+        return None if copy is None else self._describe(replica, copy, "host", start_s)
+
+    def _describe(self, replica: Replica, copy: HostCopy, source: LoadSource, start_s: float) -> OpenedWeights:
+        share = self._shares.get(replica, WHOLE)
         layout = None if share.is_whole else LayeredLayout(copy, share, self._place % share.unit)
-        return OpenedWeights(copy, "host" if was_made else "disk", time.perf_counter() - start_s, layout)
+        return OpenedWeights(copy, source, time.perf_counter() - start_s, layout)
+
+    def is_mapped(self, opened: OpenedWeights) -> bool:
+        """True where the pages of the host copy are the weights, so that nothing is loaded."""
+        return opened.layout is None and self.fetch == "mapped"
 
     def find_shard(self, replica: Replica) -> int | None:
         """The number of the shards of a replica that this worker keeps: 0 of whole weights, None where it keeps no
@@ -132,22 +137,28 @@ class WeightsLoader:
         return None if share.streamed else self._place % share.unit
 
     async def load(self, replica: Replica, opened: OpenedWeights) -> LoadedWeights:
-        """Bring the weights into memory; `close` lets go of them."""
+        """Bring the weights into memory, beside what computes; `close` lets go of them."""
         layout = opened.layout
-        if layout is None and self.fetch == "mapped":
+        if self.is_mapped(opened):
             return LoadedWeights(opened.copy.buffer, opened.num_bytes, opened.source, opened.copy, None)
         kept_bytes = opened.num_bytes if layout is None else layout.kept_bytes
         buffer, source = await self._fetch_bytes(replica, opened, kept_bytes)
-        layered = None
-        if layout is not None:
-            slots = [await self._on_device(self._allocate_buffer, layout.slot_bytes) for _ in range(2)]
-            layered = await self._on_device(LayeredWeights, layout, buffer, slots)
+        try:
+            layered = None if layout is None else await self._beside(self._make_layered, layout, buffer)
+        except BaseException:
+            await self._deregister(buffer)
+            raise
         return LoadedWeights(buffer, opened.num_bytes, source, opened.copy, layered)
 
     async def close(self, loaded: LoadedWeights) -> None:
-        """Let go of memory that peers have written into or read from."""
+        """Let go of memory that peers have written into or read from, and end what brings layers."""
+        if loaded.layered is not None:
+            await self._beside(loaded.layered.close)
+        await self._deregister(loaded.buffer)
+
+    async def _deregister(self, buffer: torch.Tensor) -> None:
         if self._peers is not None:
-            await self._peers.deregister(loaded.buffer)
+            await self._peers.deregister(buffer)
 
     async def _fetch_bytes(
         self, replica: Replica, opened: OpenedWeights, kept_bytes: int
@@ -168,6 +179,11 @@ class WeightsLoader:
             copy_blocks(buffer, opened.copy.buffer, self._block_bytes)
         else:
             opened.layout.fill(buffer, lambda target, source: copy_blocks(target, source, self._block_bytes))
+
+    def _make_layered(self, layout: LayeredLayout, kept: torch.Tensor) -> LayeredWeights:
+        layered = LayeredWeights(layout, kept, [self._allocate_buffer(layout.slot_bytes) for _ in range(NUM_SLOTS)])
+        layered.begin()
+        return layered
 
     def _allocate_buffer(self, nbytes: int) -> torch.Tensor:
         buffer = torch.empty(nbytes, dtype=torch.uint8, device=self._device.torch_device)

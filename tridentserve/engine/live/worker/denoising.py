@@ -7,6 +7,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from enum import IntEnum
 
 import torch
@@ -15,7 +16,7 @@ from tridentserve.engine.live.previews.due_previews import DuePreviews
 from tridentserve.engine.live.transport.parcel import Parcel
 from tridentserve.engine.live.worker.checkpoint_writer import Checkpoint
 from tridentserve.errors import HandoffError, InvalidRequestError
-from tridentserve.parallel import SequenceGroup, sequence_parallel
+from tridentserve.parallel import SequenceGroup, StepPatience, sequence_parallel
 from tridentserve.pipelines.base import CACHE_LIMIT, SKIPPED_STEPS, DenoisingState, PipelineAdapter
 from tridentserve.plans import DispatchPlan, StageSpan
 from tridentserve.requests import GenerationInputs
@@ -79,13 +80,20 @@ class Denoising:
     """Runs D of the members of a plan. At degrees above 1 all workers of the group run the same steps together."""
 
     def __init__(
-        self, plan: DispatchPlan, adapter: PipelineAdapter, group: SequenceGroup | None, control: StepControl
+        self,
+        plan: DispatchPlan,
+        adapter: PipelineAdapter,
+        group: SequenceGroup | None,
+        control: StepControl,
+        hang_timeout_s: float | None = None,
     ) -> None:
-        """`group` is made of the workers of the plan; None at degree 1. The first of them leads the plan."""
+        """`group` is made of the workers of the plan; None at degree 1. The first of them leads the plan.
+        `hang_timeout_s`: see `StageExecutor`."""
         self._plan = plan
         self._adapter = adapter
         self._group = group
         self._control = control
+        self._hang_timeout_s = hang_timeout_s
         self._is_leader = group is None or group.rank == 0
         self._is_mixed = False
         self._states: dict[str, DenoisingState] = {}
@@ -129,10 +137,13 @@ class Denoising:
         """Do the plan's denoising steps for all members, up to a stop or a pause. `before`: the spans of the plan's
         stages before D."""
         began_s = time.time()
-        with sequence_parallel(self._group):
+        with sequence_parallel(self._group), ExitStack() as stack:
             batches = self._find_batches()
+            patience = stack.enter_context(self._bound_waits(batches))
             for done in range(self.num_steps):
                 command = self._control.command if self._group is None else self._group.agree(self._control.command)
+                if patience is not None:
+                    patience.note_boundary()
                 if command == StepCommand.STOP:
                     self.stopped = True
                     return
@@ -145,6 +156,17 @@ class Denoising:
                     self._advance(members)
                 if self._is_leader and self._plan.is_saved_after(done + 1):
                     self._control.on_checkpoint(self._make_checkpoint(done + 1, before, began_s))
+            if patience is not None and all(
+                self._begun[name] == 0 and state.step == state.num_steps for name, state in self._states.items()
+            ):
+                patience.note_all_steps()
+
+    def _bound_waits(self, batches: Sequence[Sequence[str]]) -> AbstractContextManager[StepPatience | None]:
+        if self._group is None or self._hang_timeout_s is None:
+            return nullcontext()
+        sizes = sorted((str(self._adapter.batch_key(self._states[names[0]])), len(names)) for names in batches)
+        compiled = (self._plan.model, *sizes) if self._adapter.is_compiled else None
+        return StepPatience(self._group, self._hang_timeout_s, compiled)
 
     def _find_batches(self) -> list[list[str]]:
         """The members that share forward passes: as rows of one batch or, where a plan has several sizes, whose memory

@@ -70,11 +70,20 @@ class _StageRun:
 class StageExecutor:
     """Executes plans for one worker. Not thread-safe: one plan at a time."""
 
-    def __init__(self, worker_id: WorkerId, replicas: ReplicaStore, groups: GroupCache, device: ComputeDevice) -> None:
+    def __init__(
+        self,
+        worker_id: WorkerId,
+        replicas: ReplicaStore,
+        groups: GroupCache,
+        device: ComputeDevice,
+        hang_timeout_s: float | None = None,
+    ) -> None:
+        """`hang_timeout_s`: see `StepPatience`; None where only the timeout of the groups bounds their waits."""
         self._worker_id = worker_id
         self._replicas = replicas
         self._groups = groups
         self._device = device
+        self._hang_timeout_s = hang_timeout_s
 
     def execute_plan(
         self,
@@ -179,7 +188,7 @@ class StageExecutor:
                     self._encode(run, adapter, frugal)
                 case Stage.DIFFUSE:
                     try:
-                        self._diffuse(run, Denoising(plan, adapter, group, run.control))
+                        self._diffuse(run, Denoising(plan, adapter, group, run.control, self._hang_timeout_s))
                     finally:
                         adapter.end_steps()
                         self._replicas.loras.trim()

@@ -3,12 +3,11 @@ there is less than there should be."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass
 
-from tridentserve.device import ComputeDevice, MemoryPeak
+from tridentserve.device import MemoryPeak
 from tridentserve.device.memory_errors import is_out_of_memory
 from tridentserve.engine.live.messages import ExpectedPeak, PlanNote
 from tridentserve.engine.live.weights.host_copies import HostCopies
@@ -40,22 +39,24 @@ class RunningPlan:
     """Takes the notes of the plan, in the event loop."""
     peak: MemoryPeak
 
+    @property
+    def is_skipped(self) -> bool:
+        """True of a plan that has been stopped, and that no other worker waits for: it need not begin."""
+        return self.control.stopped and self.plan.degree == 1
+
 
 class PlanMemory:
     """All methods run in the event loop. One plan loads or computes at a time."""
 
-    def __init__(self, device: ComputeDevice, replicas: ReplicaStore, host_copies: HostCopies) -> None:
-        self._device = device
+    def __init__(self, replicas: ReplicaStore, host_copies: HostCopies) -> None:
         self._replicas = replicas
         self._host_copies = host_copies
         # By kinds of plans for which memory once ran out: bytes that they took beyond those expected.
         self._unexpected: dict[Hashable, int] = {}
-        self._loading_ahead: asyncio.Task[None] | None = None
 
     async def load(self, running: RunningPlan, queued: Collection[Replica]) -> bool:
         """Have in memory what the plan runs here; `queued` are the replicas that others wait for. Returns whether it
         must be run frugally to fit."""
-        await self._finish_load_ahead()
         try:
             return await self._load_within_budget(running, queued)
         except Exception as error:
@@ -66,11 +67,9 @@ class PlanMemory:
         return await self._load_within_budget(running, queued)
 
     def load_ahead(self, running: RunningPlan, after: RunningPlan) -> None:
-        """Begin to bring the weights of the plan after the one that computes. On a CPU this would only take its
-        time."""
-        if self._loading_ahead is None and running.expected.num_bytes > 0 and not self._device.is_host:
-            peak_bytes = self._expect_peak(running).num_bytes
-            self._loading_ahead = asyncio.create_task(self._replicas.load_ahead(after.needed, peak_bytes))
+        """Begin to bring the weights of the plan after the one that computes, where it is known what that one takes."""
+        if running.expected.num_bytes > 0:
+            self._replicas.load_ahead(after.needed, self._expect_peak(running).num_bytes)
 
     def end_peak(self, running: RunningPlan) -> None:
         """The plan has been run. Weights that came meanwhile are none of its activations."""
@@ -79,18 +78,10 @@ class PlanMemory:
 
     async def make_room(self, running: RunningPlan, queued: Collection[Replica]) -> None:
         """Memory has run out: keep what others wait for, and expect as much of such plans as was seen."""
-        await self._finish_load_ahead()
         self.end_peak(running)
         key, unexpected_bytes = _name_size(running), running.peak.growth_bytes - running.expected.num_bytes
         self._unexpected[key] = max(unexpected_bytes, self._unexpected.get(key, 0))
         await self._replicas.evict_all_but(queued)
-
-    async def _finish_load_ahead(self) -> None:
-        if self._loading_ahead is not None:
-            (error,) = await asyncio.gather(self._loading_ahead, return_exceptions=True)
-            self._loading_ahead = None
-            if error is not None:  # the plan that needs them loads them itself
-                logger.warning("weights were not loaded ahead: %r", error)
 
     async def _load_within_budget(self, running: RunningPlan, queued: Collection[Replica]) -> bool:
         expected, tell, loras = self._expect_peak(running), running.tell, _list_loras(running)

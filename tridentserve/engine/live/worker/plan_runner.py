@@ -65,7 +65,7 @@ class PlanRunner:
         self._order = order
         self._executor = executor
         self._replicas = replicas
-        self._memory = PlanMemory(self._device, replicas, host_copies)
+        self._memory = PlanMemory(replicas, host_copies)
         self._handoff = handoff
         self._painter = painter
         self._metrics = metrics
@@ -160,7 +160,7 @@ class PlanRunner:
 
     async def _execute(self, running: RunningPlan) -> Execution:
         plan, control = running.plan, running.control
-        if control.stopped and plan.degree == 1:
+        if running.is_skipped:
             return Execution(stopped=True)
         try:
             # Weights and inputs come at the same time.
@@ -212,7 +212,8 @@ class PlanRunner:
         """Begin to bring the weights of the plan after the one that computes."""
         if (running := self._computing) is not None:
             later = iter(self._running.values())
-            after = next((other for each in later if each is running for other in later), None)
+            waiting = (other for each in later if each is running for other in later)
+            after = next((other for other in waiting if not other.is_skipped), None)
             if after is not None:
                 self._memory.load_ahead(running, after)
 

@@ -78,7 +78,9 @@ class WorkerParts:
             self._group_memory.count_missing_bytes,
         )
         self.replicas = self._make_replica_store(device)
-        self._executor = StageExecutor(worker_id, self.replicas, self.groups, find_device(device))
+        self._executor = StageExecutor(
+            worker_id, self.replicas, self.groups, find_device(device), options.hang_timeout_s
+        )
         self.handoff = HandoffBuffer(worker_id, self._peers, slab, self._link, self._metrics.count_transfer)
         self._painter = PreviewPainter(self.host_copies)
         self.plan_runner = PlanRunner(
@@ -108,7 +110,6 @@ class WorkerParts:
             device,
             options.fetch,
             options.block_bytes,
-            self.device_thread,
             peers,
             self.config.shares,
             spec.place,
@@ -184,8 +185,9 @@ class WorkerParts:
 
     async def deliver_parcel(self, key: HandoffKey, layout: ParcelLayout, buffer: NDArray[np.uint8]) -> None:
         """Add a parcel that came through Ray. Its buffer is copied, because Ray's is read-only."""
-        host = find_device(self.config.options.torch_device).make_host_buffer(buffer.nbytes)
-        host.numpy()[:] = buffer
+        device = find_device(self.config.options.torch_device)
+        host = await asyncio.to_thread(device.make_host_buffer, buffer.nbytes)
+        await asyncio.to_thread(np.copyto, host.numpy(), buffer)
         await self.handoff.deliver_parcel(key, layout, host)
 
     async def _add_link(self, address: LinkAddress | None) -> str | None:
