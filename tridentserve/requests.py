@@ -62,6 +62,7 @@ class RequestSpec:
     model: str
     shape: Shape
     num_inference_steps: int
+    """The denoising steps that are computed (`GenerationInputs.computed_steps`)."""
     num_outputs: int = 1
     slo_s: float | None = None
     """Seconds from arrival to the deadline; None: the service's default, a multiple of the latency at the optimal
@@ -103,12 +104,36 @@ class RequestSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ImageStart:
+    """The denoising step at which a request starts from its image, mixed with as much noise as that step has."""
+
+    strength: float
+    """The part of the steps that is computed, above 0 and at most 1."""
+    has_mask: bool = False
+    """True where only the masked part of the image is painted anew."""
+    rounds_down: bool = False
+    """True where the stock pipeline rounds the number of steps down, false where it rounds up."""
+
+    def count_steps(self, num_inference_steps: int) -> int:
+        """The number of steps that are computed of so many, as the stock pipelines' `get_timesteps` has it; it may be
+        0."""
+        wanted = num_inference_steps * self.strength
+        return int(wanted) if self.rounds_down else num_inference_steps - int(num_inference_steps - wanted)
+
+    def find_inference_steps(self, num_steps: int, most: int) -> int:
+        """The largest number of inference steps, at most `most`, of which `num_steps` are computed. `most` inference
+        steps have at least so many."""
+        return next(number for number in range(most, 0, -1) if self.count_steps(number) <= num_steps)
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationInputs:
     """The content of a request. Workers get it with the plan."""
 
     prompt: str
     shape: Shape
     num_inference_steps: int
+    """The steps from noise alone. With a `start` not all of them are computed (`computed_steps`)."""
     guidance_scale: float
     seed: int
     negative_prompt: str = ""
@@ -126,6 +151,8 @@ class GenerationInputs:
     """The input images after the first, in the same form."""
     mask: bytes | None = field(default=None, repr=False)
     """The mask of the input image, for a family with `takes_mask`: a PNG file, grey, white where to paint anew."""
+    start: ImageStart | None = None
+    """The step at which the request starts from its image; None for one that starts from noise."""
     token_ratio: float = 1.0
     """See `RequestSpec.token_ratio`."""
     guidance_scale_2: float | None = None
@@ -156,6 +183,17 @@ class GenerationInputs:
     def without_images(self) -> GenerationInputs:
         """The same content for workers that do not encode, and for keeping: without images and mask."""
         return replace(self, image=None, more_images=(), mask=None) if self.files else self
+
+    @property
+    def computed_steps(self) -> int:
+        """The denoising steps that are computed."""
+        return self.num_inference_steps if self.start is None else self.start.count_steps(self.num_inference_steps)
+
+    def with_computed_steps(self, num_steps: int) -> GenerationInputs:
+        """The same content with fewer computed steps."""
+        if self.start is not None:
+            num_steps = self.start.find_inference_steps(num_steps, self.num_inference_steps)
+        return replace(self, num_inference_steps=num_steps)
 
     @property
     def wants_previews(self) -> bool:

@@ -6,9 +6,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
+from deployments.assembly.image_start_tables import add_vae_to_encode
 from deployments.assembly.measured_tables import may_measure, name_measured_table, read_measured_tables
 from deployments.config.app import AppArgs
 from deployments.config.models import ModelArgs
+from deployments.models.sources import starts_from_image
 from profiler import CostModel, ProfileTable, load_tables
 from profiler.tables.rows import collect_rows
 from tridentserve.errors import ProfileError
@@ -78,7 +80,8 @@ def load_served_tables(args: AppArgs) -> list[ProfileTable]:
             )
     # Not every family can run at a degree above 1, so none does by the times of another.
     borrowed = {model.name for model in args.models if _borrows(model, names[model.name])}
-    renamed = [_rename(table, args, names.items()) for table in tables]
+    starting = {model.name for model in args.models if starts_from_image(model)}
+    renamed = [add_vae_to_encode(_rename(table, args, names.items()), starting) for table in tables]
     return [
         replace(table, rows=tuple(row for row in table.rows if row.degree == 1 or row.model not in borrowed))
         for table in renamed

@@ -101,6 +101,8 @@ def _allow_shares(args: AppArgs, model: ModelArgs, stage: Stage, layers: LayerSi
 def _read_layers(model: ModelArgs, args: AppArgs) -> dict[Stage, LayerSizes]:
     folder = model.folder if model.tiny is None else tiny_folder(model.tiny, args.cache_dir)
     if folder is not None and (folder / MODEL_INDEX).is_file():
-        return read_layer_sizes(folder, find_formats(read_family(folder), model.formats, args.cluster.device))
+        family = read_family(folder, bool(model.limits.max_images))
+        formats = find_formats(family, model.formats, args.cluster.device)
+        return read_layer_sizes(folder, formats, family.starts_from_image)
     # A tiny model may consist of little but embeddings: it is whole unless something else is asked for.
     return {} if model.tiny is not None and model.weights == "auto" else dict.fromkeys(Stage, _UNKNOWN)

@@ -45,7 +45,9 @@ class Limits(Args):
     max_images: int | None = Field(
         default=None,
         ge=1,
-        description="Most input images of one request; without it as many as the model's family takes.",
+        description="Most input images of one request; without it as many as the model's family takes. 1 lets requests "
+        "of some families that make images from text start from an image "
+        "([models.md](models.md#image-to-image-and-inpainting)), for which workers of E hold the VAE too.",
     )
     max_image_bytes: int = Field(
         default=20 * MIB,

@@ -84,7 +84,8 @@ async def _build_request(
         built = await build_beside_loop(lambda: build_video_request(video, known), has_image, arrived_s)
         return *built, describe_ignored(list_ignored(video, model, streams))
     image: ImageRequest
-    if model is not None and (model.needs_image or (model.takes_image and _find_image(body, "image", "images"))):
+    may_start = model is not None and (model.takes_image or model.family.image_start is not None)
+    if model is not None and (model.needs_image or (may_start and _find_image(body, "image", "images"))):
         image = parse_as(EditRequest, body, lenient=lenient).model_copy(update={"model": model.name})
     else:
         image = parse_image_request(body, lenient)
@@ -108,7 +109,7 @@ def _choose_model(body: Mapping[str, Any], models: Mapping[str, ServedModel]) ->
     }
     from_image = [model for model in models.values() if has_image[model.makes_videos] and model.takes_image]
     has_mask = _find_image(body, "mask")
-    alike = (model for model in from_image if model.takes_mask == has_mask)
+    alike = (model for model in from_image if model.allows_mask(has_mask))
     return next(alike, next(iter(from_image), next(iter(models.values()))))
 
 

@@ -17,6 +17,7 @@ from deployments.config.base import describe_problems
 from deployments.config.models import ModelArgs
 from deployments.config.planning import LoadArgs
 from deployments.models.served import ServedModel, build_served_model
+from deployments.models.sources import starts_from_image
 from deployments.validation.args import check_parsed_args
 from dispatch.policies import find_policy
 from placement import align
@@ -81,8 +82,21 @@ def find_refusals(args: AppArgs, now: AppArgs, shares: Mapping[Replica, WeightsS
             "it, or profile the model with scripts/profile_model.py and name its table in profiles"
             for model in list_unmeasured(args)
         ]
+        or list(_find_other_image_starts(args, now))
         or list(_find_other_shares(args, now, shares))
     )
+
+
+def _find_other_image_starts(args: AppArgs, now: AppArgs) -> Iterator[str]:
+    """The models whose workers would have to hold another E under the same name."""
+    before = {model.name: starts_from_image(model) for model in now.models}
+    for index, model in enumerate(args.models):
+        starts = starts_from_image(model)
+        if before.get(model.name, starts) != starts:
+            yield (
+                f"models[{index}].limits.max_images: E of {model.name} holds its VAE or not since the start; give the "
+                "model another name, or restart the service"
+            )
 
 
 def _find_other_shares(args: AppArgs, now: AppArgs, shares: Mapping[Replica, WeightsShare]) -> Iterator[str]:

@@ -18,8 +18,6 @@ from tridentserve.requests import Quality, Shape
 
 _DEFAULT_SIDE = 1024
 _DEFAULT_FPS = 16
-
-
 # The qualities that requests name: ours, and those of OpenAI's clients.
 AskedQuality = Literal["auto", "exact", "high", "fast", "medium", "low", "standard", "hd"]
 
@@ -90,10 +88,9 @@ class ServedModel:
         most, limit = self.family.max_images, self.limits.max_images
         return most if limit is None else min(most, limit)
 
-    @property
-    def takes_mask(self) -> bool:
-        """True if all requests of the model bring a mask, False if none does."""
-        return self.family.takes_mask
+    def allows_mask(self, has_mask: bool) -> bool:
+        """True if an image may come to the model with a mask, or without one."""
+        return self.family.takes_mask if has_mask else not self.family.needs_mask
 
     def edits(self, num_images: int) -> bool:
         """True if the model makes images from so many input images."""
@@ -230,6 +227,11 @@ class ServedModel:
         chosen = self.defaults.guidance_scale
         return self.family.default_guidance_scale if chosen is None else chosen
 
+    def _describe_start(self) -> dict[str, float]:
+        """The defaults of requests that start from an image which the family can do without."""
+        rules = self.family.image_start if self.family.starts_from_image else None
+        return {} if rules is None else {"strength": rules.strength, "masked_strength": rules.masked_strength}
+
     def to_json(self) -> dict[str, Any]:
         multiple, shape = self.family.size_multiple, self.default_shape
         hidden = {"max_images"} if self.takes_image else {"max_images", "max_image_bytes", "max_image_pixels"}
@@ -245,7 +247,8 @@ class ServedModel:
             **({"pipeline": self.family.pipeline_class, "lacks": list(LACKS)} if self.family.whole else {}),
             "input_modalities": ["text", "image"] if self.takes_image else ["text"],
             "input_images": {"min": self.family.min_images, "max": self.max_images},
-            "takes_mask": self.takes_mask,
+            "takes_mask": self.family.takes_mask,
+            "needs_mask": self.family.needs_mask,
             "output_modality": "video" if self.makes_videos else "image",
             "loras": [lora.name for lora in self.loras],
             "limits": {**self.limits.model_dump(exclude=hidden), "size_multiple": multiple, **pattern},
@@ -253,6 +256,7 @@ class ServedModel:
                 **size,
                 "num_inference_steps": self.default_steps,
                 "guidance_scale": self.default_guidance_scale,
+                **self._describe_start(),
             },
         }
 
@@ -287,12 +291,12 @@ def _has_two_experts(model: ModelArgs) -> bool:
 
 
 def find_family(model: ModelArgs) -> Family:
-    """The family of a model, read from its `model_index.json` unless it is a tiny one. Raises `ModelFolderError`."""
-    if model.tiny is not None:
-        return FAMILIES[model.tiny]
-    if model.folder is None:
+    """The family of a model, read from its `model_index.json` unless it is a tiny one; with an image to start from if
+    the limits allow one. Raises `ModelFolderError`."""
+    if model.tiny is None and model.folder is None:
         raise ModelFolderError(f"{model.hub_model} is not on this machine yet; the start of the service fetches it")
-    return detect_family(model.folder)
+    family = FAMILIES[model.tiny or ""] if model.folder is None else detect_family(model.folder)
+    return family.with_image_start() if model.limits.max_images else family
 
 
 def _estimate_tokens(shape: Shape) -> float:

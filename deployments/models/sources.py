@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 from deployments.config.models import ModelArgs
+from deployments.models.served import find_family
 from tridentserve.engine.live.messages import ModelSource
 from tridentserve.models.cache import tiny_folder
 from tridentserve.models.kernels import Kernels
@@ -18,7 +19,14 @@ def find_model_source(model: ModelArgs, cache_dir: Path) -> ModelSource:
     """A model as workers know it. A missing tiny model is made, which takes seconds and imports torch."""
     folder = model.folder or _make_tiny(str(model.tiny), cache_dir)
     step_cache = StepCache(high=model.step_cache_high, fast=model.step_cache_fast)
-    return ModelSource(model.name, folder, model.formats, Kernels(model.attention, model.compile), step_cache)
+    kernels = Kernels(model.attention, model.compile)
+    return ModelSource(model.name, folder, model.formats, kernels, step_cache, starts_from_image(model))
+
+
+def starts_from_image(model: ModelArgs) -> bool:
+    """True where requests of the model may start from an image that its family can do without, so that E has the VAE
+    too; False of a model of the hub of which nothing is known before it is fetched. Raises `ModelFolderError`."""
+    return bool(model.limits.max_images) and not model.is_unfetched and find_family(model).starts_from_image
 
 
 def _make_tiny(family: str, cache_dir: Path) -> Path:

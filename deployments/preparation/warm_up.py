@@ -82,5 +82,5 @@ def _estimate_seconds(model: str, shape: Shape, degree: int, times: CostModel) -
 
 def _make_inputs(served: ServedModel, shape: Shape) -> GenerationInputs:
     gray = encode_png(Image.new("RGB", (shape.width, shape.height), "gray"))
-    image, mask = gray if served.needs_image else None, gray if served.takes_mask else None
+    image, mask = gray if served.needs_image else None, gray if served.family.needs_mask else None
     return GenerationInputs(_PROMPT, shape, _STEPS, served.default_guidance_scale, seed=0, image=image, mask=mask)

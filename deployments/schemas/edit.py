@@ -20,6 +20,7 @@ from deployments.schemas.image import (
 )
 from deployments.schemas.image_field import ImageField, ImagesField, build_beside_loop, encode_input_images, encode_mask
 from deployments.schemas.model_choice import check_size, choose_model
+from tridentserve.errors import InvalidRequestError
 from tridentserve.models.input_image import check_image_count, check_mask_presence
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape
 
@@ -32,6 +33,13 @@ class EditRequest(ImageRequest):
 
     image: ImagesField = Field(repr=False)
     mask: ImageField | None = Field(default=None, repr=False)
+    strength: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="The part of the steps that is computed, by a model that makes images from text too: the more, the "
+        "further the image is changed. The default is that of the model's stock pipeline.",
+    )
     input_fidelity: Literal["high", "low"] | None = Field(
         default=None, description="The field is accepted because OpenAI's clients send it. It has no effect."
     )
@@ -44,7 +52,7 @@ def build_edit_request(request: EditRequest, models: Mapping[str, ServedModel]) 
     Raises `InvalidRequestError`, or its subclass `UnknownModelError`.
     """
     has_mask = request.mask is not None
-    editors = {name: model for name, model in models.items() if model.edits(1) and model.takes_mask == has_mask}
+    editors = {name: model for name, model in models.items() if model.edits(1) and model.allows_mask(has_mask)}
     # A request that names no model gets one that takes its mask, or none, where there is one.
     model = choose_model(request.model, models if request.model is not None else editors or models, False, True)
     check_mask_presence(model.family, has_mask, editors)
@@ -58,11 +66,31 @@ def build_edit_request(request: EditRequest, models: Mapping[str, ServedModel]) 
         return Shape(height=height, width=width)
 
     encoded = encode_input_images(request.image, model, "image", choose_shape)
-    spec, inputs = build_request(request, model, encoded.shape, make_image_id())
+    spec, inputs = start_from_image(
+        *build_request(request, model, encoded.shape, make_image_id()), request.strength, model, has_mask
+    )
     first, *more = encoded.files
     mask = None if request.mask is None else encode_mask(request.mask, encoded, "mask")
     inputs = replace(inputs, image=first, more_images=tuple(more), mask=mask, token_ratio=encoded.token_ratio)
     return replace(spec, token_ratio=encoded.token_ratio), add_file_format(inputs, request)
+
+
+def start_from_image(
+    spec: RequestSpec, inputs: GenerationInputs, strength: float | None, model: ServedModel, has_mask: bool = False
+) -> tuple[RequestSpec, GenerationInputs]:
+    """The request with the step at which it starts from its image, at this strength or at the model's default, and with
+    the number of steps from there; as it is for a model that computes all steps. Raises `InvalidRequestError` where no
+    step is left."""
+    rules = model.family.image_start if model.family.starts_from_image else None
+    if rules is None:
+        return spec, inputs
+    start, steps = rules.make_start(strength, has_mask), inputs.num_inference_steps
+    if (left := start.count_steps(steps)) < 1:
+        raise InvalidRequestError(
+            f"strength: {start.strength:g} of {steps} steps is less than one; raise it, or num_inference_steps",
+            "strength",
+        )
+    return replace(spec, num_inference_steps=left), replace(inputs, start=start)
 
 
 async def build_images(

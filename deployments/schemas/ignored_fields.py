@@ -7,7 +7,7 @@ from deployments.schemas.foreign_fields import log_ignored
 from deployments.schemas.image import DALL_E_QUALITIES, GenerationRequest, ImageRequest
 
 _OF_PREVIEWS = ("partial_images", "preview_interval_ms")
-_OF_SOME_MODELS = ("true_cfg_scale", "guidance_scale_2", "flow_shift")
+_OF_SOME_MODELS = ("true_cfg_scale", "guidance_scale_2", "flow_shift", "strength")
 _OF_OPENAI = ("background", "user")
 # Values of `quality` that are what every model does.
 _PLAIN_QUALITIES = frozenset({"auto", "exact"})

@@ -197,7 +197,7 @@ class ImageRequest(GenerationRequest):
     the limits that depend on the model."""
 
     elsewhere: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("image", "images", "mask", "input_reference"),
+        ("image", "images", "mask", "strength", "input_reference"),
         "an image to edit goes to POST /v1/images/edits, as image",
     )
 

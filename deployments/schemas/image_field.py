@@ -182,9 +182,10 @@ def count_base64_chars(num_bytes: int) -> int:
 
 
 def count_image_chars(models: Mapping[str, ServedModel]) -> int:
-    """The length of the largest input image, as base64, that any of the models takes; 0 if none takes images."""
-    largest = max((model.limits.max_image_bytes for model in models.values() if model.takes_image), default=0)
-    return count_base64_chars(largest)
+    """The length of the largest input image, as base64, that any of the models takes, or would take if it were allowed
+    to, as it refuses one by its name; 0 if there is none."""
+    taking = (model for model in models.values() if model.takes_image or model.family.image_start is not None)
+    return count_base64_chars(max((model.limits.max_image_bytes for model in taking), default=0))
 
 
 _THREADS = DecodingThreads()

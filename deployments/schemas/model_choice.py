@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from deployments.models.served import ServedModel
 from tridentserve.errors import InvalidRequestError, UnknownModelError
+from tridentserve.models.input_image import IMAGE_START_SETTING
 
 _ROUTES = {
     "makes images": "/v1/images/generations",
@@ -20,10 +21,12 @@ def choose_model(
     name: str | None, models: Mapping[str, ServedModel], videos: bool, from_image: bool = False
 ) -> ServedModel:
     """The model of this name, or the first one that fits: each route takes models of one kind only.
-    Raises `UnknownModelError`."""
+    Raises `UnknownModelError`, and `InvalidRequestError` for a model that is not allowed to start from an image."""
     name = drop_default_name(name, models)
     kind = _name_kind(videos, from_image)
     fitting = {key: model for key, model in models.items() if _fits(model, videos, from_image)}
+    if from_image and not videos:
+        _check_image_start(name, models, fitting)
     if name is not None and name in models and name not in fitting:
         if from_image and not videos and not models[name].makes_videos:
             raise UnknownModelError(
@@ -37,9 +40,20 @@ def choose_model(
         raise make_unknown_model_error(fitting)
     if name is not None:
         return fitting[name]
-    alike = (model for model in fitting.values() if model.takes_image == from_image)
+    alike = (model for model in fitting.values() if model.takes_image == from_image or model.family.starts_from_image)
     open_to_both = (model for model in fitting.values() if not model.needs_image)
     return next(alike, next(open_to_both, next(iter(fitting.values()))))
+
+
+def _check_image_start(name: str | None, models: Mapping[str, ServedModel], fitting: Mapping[str, ServedModel]) -> None:
+    """Raise `InvalidRequestError` where the model of this name, or the first of those that a request without a name can
+    get, could start from an image and is not allowed to."""
+    asked = list(models.values()) if name is None else [models[name]] if name in models else []
+    if any(model.name in fitting for model in asked):
+        return
+    for model in asked:
+        if model.family.image_start is not None:
+            raise InvalidRequestError(f"image: {model.name} starts from a prompt alone; {IMAGE_START_SETTING}", "image")
 
 
 def drop_default_name(name: str | None, models: Mapping[str, ServedModel]) -> str | None:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from deployments.models.served import ServedModel
+from deployments.schemas.edit import start_from_image
 from deployments.schemas.image import PlainText, build_request, check_limits, parse_as, resolve_size
 from deployments.schemas.model_choice import check_size, drop_default_name, make_unknown_model_error
 from deployments.schemas.video import VideoRequest, choose_shape
@@ -42,6 +43,13 @@ class QuoteRequest(VideoRequest):
     )
     qualities: list[Quality] | None = Field(
         default=None, min_length=1, description="Qualities to quote (`exact`, `high`, `fast`), in place of `quality`."
+    )
+    strength: float | None = Field(
+        default=None,
+        gt=0,
+        le=1,
+        description="That of a request which starts from an image, of a model that makes images from text too. Without "
+        "it the quote is of one that starts from text alone.",
     )
     stream: bool = Field(default=False, description="The field has no effect here.")
     output_format: PlainText | None = Field(  # type: ignore[assignment]
@@ -95,8 +103,8 @@ def _build_spec(
         width, height, param = resolve_size(one, Shape(model.default_side, model.default_side))
         check_size(width, height, param, model)
         shape = Shape(height=height, width=width)
-    spec, _ = build_request(one, model, shape, "quote")
-    return spec
+    spec, inputs = build_request(one, model, shape, "quote")
+    return spec if one.strength is None else start_from_image(spec, inputs, one.strength, model)[0]
 
 
 def describe_quotes(alternatives: Sequence[RequestSpec], quotes: Sequence[Quote | Reject | None]) -> dict[str, Any]:

@@ -76,7 +76,8 @@ def check_parsed_args(parsed: AppArgs) -> list[str]:
             models[model.name] = build_served_model(model)
             if model.folder is not None:
                 formats = find_formats(models[model.name].family, model.formats, parsed.cluster.device)
-                weights[model.name] = stage_weights_bytes(model.folder, formats)
+                image_start = models[model.name].family.starts_from_image
+                weights[model.name] = stage_weights_bytes(model.folder, formats, image_start)
         except ModelFolderError as error:
             problems.append(f"models[{index}].path: {error}")
     try:

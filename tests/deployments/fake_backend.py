@@ -53,6 +53,16 @@ WITH_IMAGES = {
         "tiny-wan-i2v", FAMILIES["wan_i2v"], VIDEO_LIMITS.model_copy(update={"max_image_pixels": 10**6})
     ),
 }
+# The first may start from an image, the second could and is not allowed to.
+WITH_STARTS = {
+    "tiny-start": ServedModel(
+        "tiny-start", FAMILIES["sd3"].with_image_start(), IMAGE_LIMITS.model_copy(update={"max_images": 1})
+    ),
+    **WITH_IMAGES,
+    "tiny-xl": ServedModel(
+        "tiny-xl", FAMILIES["sdxl"].with_image_start(), IMAGE_LIMITS.model_copy(update={"max_images": 1})
+    ),
+}
 
 
 @dataclass

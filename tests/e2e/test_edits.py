@@ -18,11 +18,12 @@ from PIL import Image
 from tests.e2e.conftest import Service, decode_image
 from tests.e2e.docs.test_docs_commands import EDITS, run_line
 from tests.e2e.test_videos import frames_of
+from tests.pipelines.models import STARTING_PIPELINES, make_mask
 from tests.support import http
 from tests.support.waiting import PATIENCE_S
 from tridentserve.models.input_image import encode_png, read_image
 from tridentserve.pipelines.tiny.build import ensure_tiny
-from tridentserve.requests import GenerationInputs, Shape
+from tridentserve.requests import GenerationInputs, ImageStart, Shape
 
 pytestmark = pytest.mark.slow  # a service of its own: a minute
 
@@ -48,6 +49,11 @@ def photo() -> bytes:
 
 PHOTO = photo()
 UPRIGHT = encode_png(read_image(PHOTO, 10**6))
+MASK = make_mask(96, 64)
+
+
+def name_model(family: str) -> str:
+    return f"tiny-{family.replace('_', '-')}"
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +64,19 @@ def edits(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     from deployments.app import build_app
     from deployments.config.app import AppArgs
 
-    folder = tmp_path_factory.mktemp("edits")
+    folder, images = tmp_path_factory.mktemp("edits"), ["tiny-kontext", *map(name_model, STARTING_PIPELINES)]
     args: dict[str, Any] = {
         "models": [
             {"name": "tiny-kontext", "tiny": "flux_kontext", "profile_as": "tiny-flux", "limits": {"max_side": 512}},
+            *(
+                {
+                    "name": name_model(family),
+                    "tiny": family,
+                    "profile_as": "tiny-sd3",
+                    "limits": {"max_side": 512, "max_images": 1},
+                }
+                for family in STARTING_PIPELINES
+            ),
             {
                 "name": "tiny-wan-i2v",
                 "tiny": "wan_i2v",
@@ -72,7 +87,11 @@ def edits(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         "profiles": ["tiny-cpu", "tiny-video-cpu"],
         "videos": {"data_dir": str(folder / "videos")},
         "cluster": {"workers_per_node": 3, "memory_mb": 512, "cpus_per_worker": 0.1},
-        "placement": [{"tiny-kontext": "E", "tiny-wan-i2v": "EDC"}, {"tiny-kontext": "D"}, {"tiny-kontext": "C"}],
+        "placement": [
+            {"tiny-wan-i2v": "EDC", **dict.fromkeys(images, "E")},
+            dict.fromkeys(images, "D"),
+            dict.fromkeys(images, "C"),
+        ],
         "cache_dir": service.args["cache_dir"],
         "decision_log": str(folder / "decisions.jsonl"),
     }
@@ -113,12 +132,31 @@ def test_an_edit_is_the_stock_pipelines(edits: Service) -> None:
     assert "IHDR" not in log
 
 
-def test_the_line_of_the_documents_runs(edits: Service, tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_mask", [False, True])
+@pytest.mark.parametrize("family", STARTING_PIPELINES)
+def test_an_image_is_changed_by_a_model_of_text_to_image(edits: Service, family: str, has_mask: bool) -> None:
+    """E, D and C run in three processes, and what the first one draws from the image is the stock pipeline's."""
+    fields = {name: str(value) for name, value in EDIT.items()} | {"num_inference_steps": "6", "strength": "0.5"}
+    files = {"image": PHOTO, **({"mask": MASK} if has_mask else {})}
+    answer = http.post(f"{edits.url}/v1/images/edits", data={**fields, "model": name_model(family)}, files=files)
+    assert answer.status_code == 200, answer.text
+    told = answer.json()
+    assert (told["size"], [run["steps"] for run in told["timeline"]]) == ("64x96", [None, 3, None])
+    start, mask = ImageStart(0.5, has_mask, rounds_down=family == "sdxl"), MASK if has_mask else None
+    inputs = GenerationInputs("make it night", Shape(96, 64), 6, 2.5, 11, image=UPRIGHT, mask=mask, start=start)
+    expected = stock(edits, family, inputs)
+    assert np.array_equal(decode_image(told["data"][0]["b64_json"]), (expected[0] * 255).round().astype("uint8"))
+
+
+def test_the_lines_of_the_documents_run(edits: Service, tmp_path: Path) -> None:
     (tmp_path / "fox.png").write_bytes(UPRIGHT)
-    assert EDITS
+    (tmp_path / "sky.png").write_bytes(MASK)
+    assert len(EDITS) == 3
     for line in EDITS:
         run_line(line, edits, tmp_path)
-        assert Image.open(io.BytesIO((tmp_path / "night.png").read_bytes())).size == (64, 96)
+        made = tmp_path / line.text.rpartition("> ")[2]
+        assert Image.open(io.BytesIO(made.read_bytes())).size == (64, 96)
+        made.unlink()
 
 
 def test_the_sdk_edits_and_says_how_far_it_is(edits: Service, sdk: openai.OpenAI) -> None:

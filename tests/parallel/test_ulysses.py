@@ -15,9 +15,11 @@ from tests.parallel.members import Member, Pool
 from tests.pipelines.models import (
     PARALLEL,
     QUICK,
+    STARTING,
     WITH_IMAGES,
     WITH_ONE_IMAGE,
     families,
+    family_of,
     final_latents,
     load_stage,
     make_inputs,
@@ -38,13 +40,14 @@ OTHERS = (
     "qwen_image_edit_plus-2511",
     *WITH_IMAGES,
     *WITH_ONE_IMAGE,
+    *(variant for variant in STARTING if family_of(variant).shares_tokens),
     "cogvideox-1.5",
     "cogvideox-2b",
     "wan-2.2",
     "cogvideox_i2v-1.0",
     "wan_i2v-2.2",
 )
-QUICK_VARIANTS = (*QUICK, "sd3-medium", "flux-schnell")
+QUICK_VARIANTS = (*QUICK, "sd3-mask", "sd3-medium", "flux-schnell")
 # Families whose stock pipelines call the transformer once for each pass, or for each half of the passes at least.
 CALL_PER_PASS = (
     "ltx2",
@@ -130,14 +133,16 @@ def test_degree_does_not_change_the_result(
     pool: Pool, model: Model, variant: str, changes: dict[str, Any], degree: int
 ) -> None:
     inputs = make_inputs(**changes, steps=3, variant=variant)
-    assert difference(model(variant), inputs, denoise(pool, model(variant), inputs, [degree] * 3)) <= TOLERANCE
+    degrees = [degree] * inputs.computed_steps
+    assert difference(model(variant), inputs, denoise(pool, model(variant), inputs, degrees)) <= TOLERANCE
 
 
 @pytest.mark.parametrize("variant", families(*PARALLEL, *OTHERS, quick=QUICK_VARIANTS))
 def test_a_degree_that_does_not_divide_the_heads_changes_nothing(pool: Pool, model: Model, variant: str) -> None:
     """All of these models have four heads."""
     inputs = make_inputs(**UNEVEN, steps=3, variant=variant)
-    assert difference(model(variant), inputs, denoise(pool, model(variant), inputs, [3, 3, 2])) <= TOLERANCE
+    degrees = [3, 3, 2][: inputs.computed_steps]
+    assert difference(model(variant), inputs, denoise(pool, model(variant), inputs, degrees)) <= TOLERANCE
 
 
 @pytest.mark.families
@@ -227,9 +232,13 @@ def test_too_few_tokens_are_refused_before_any_collective(model: Model, variant:
 @pytest.mark.families
 @pytest.mark.parametrize("degree", [2, 3, 4])
 @pytest.mark.parametrize("guidance_scale", [5.0, 1.0])
-def test_a_unet_shares_out_its_passes_alone(pool: Pool, model: Model, guidance_scale: float, degree: int) -> None:
-    inputs = make_inputs(**EVEN, steps=3, guidance_scale=guidance_scale, variant="sdxl")
-    assert difference(model("sdxl"), inputs, denoise(pool, model("sdxl"), inputs, [degree] * 3)) <= TOLERANCE
+@pytest.mark.parametrize("variant", ["sdxl", "sdxl-start", "sdxl-mask"])
+def test_a_unet_shares_out_its_passes_alone(
+    pool: Pool, model: Model, variant: str, guidance_scale: float, degree: int
+) -> None:
+    inputs = make_inputs(**EVEN, steps=3, guidance_scale=guidance_scale, variant=variant)
+    degrees = [degree] * inputs.computed_steps
+    assert difference(model(variant), inputs, denoise(pool, model(variant), inputs, degrees)) <= TOLERANCE
 
 
 @pytest.mark.parametrize("variant", families(*CALL_PER_PASS, quick=("wan",)))

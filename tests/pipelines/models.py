@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from safetensors.torch import load_file
 
-from tests.pipelines.variants import CHANGES, keep, keep_for_one
+from tests.pipelines.variants import CHANGES, keep, keep_for_mask, keep_for_one, keep_for_start
 from tridentserve.models.families import FAMILIES
 from tridentserve.models.family import Family
 from tridentserve.models.input_image import open_input_image, open_input_images, open_mask
@@ -27,7 +27,7 @@ from tridentserve.models.number_formats import NumberFormat, NumberFormats, find
 from tridentserve.pipelines import DenoisingState, PipelineAdapter, load_adapter
 from tridentserve.pipelines.processors import load_image_text_processor
 from tridentserve.pipelines.tiny.build import ensure_tiny
-from tridentserve.requests import GenerationInputs, Shape
+from tridentserve.requests import GenerationInputs, ImageStart, Shape
 from tridentserve.stages import Stage
 
 torch.set_num_threads(1)
@@ -104,6 +104,17 @@ _APART = ("sd3-stochastic", "wan-2.2-ti2v", "wan_i2v-2.2-ti2v", "cogvideox_i2v-l
 WITH_IMAGES = tuple(variant for variant, change in CHANGES.items() if change is keep)
 # Theirs have one, which is optional.
 WITH_ONE_IMAGE = tuple(variant for variant, change in CHANGES.items() if change is keep_for_one)
+# Theirs start from an image; those of the latter change a part of it.
+WITH_MASK = tuple(variant for variant, change in CHANGES.items() if change is keep_for_mask)
+STARTING = (*(variant for variant, change in CHANGES.items() if change is keep_for_start), *WITH_MASK)
+# The stock pipelines for such requests, without and with a mask.
+STARTING_PIPELINES = {
+    "sd3": (diffusers.StableDiffusion3Img2ImgPipeline, diffusers.StableDiffusion3InpaintPipeline),
+    "flux": (diffusers.FluxImg2ImgPipeline, diffusers.FluxInpaintPipeline),
+    "qwen_image": (diffusers.QwenImageImg2ImgPipeline, diffusers.QwenImageInpaintPipeline),
+    "sdxl": (diffusers.StableDiffusionXLImg2ImgPipeline, diffusers.StableDiffusionXLInpaintPipeline),
+    "z_image": (diffusers.ZImageImg2ImgPipeline, diffusers.ZImageInpaintPipeline),
+}
 VARIANTS = (*ALL, *(variant for variant in CHANGES if variant not in _APART))
 
 
@@ -124,6 +135,8 @@ def make_inputs(
         changes = {"image": make_image(0, 70, 100), "more_images": (make_image(1, 120, 66),)} | changes
     if variant in WITH_ONE_IMAGE:
         changes.setdefault("image", make_image())
+    if variant in STARTING:
+        changes = make_start(variant in WITH_MASK, rounds_down=variant.startswith("sdxl")) | changes
     arguments: dict[str, Any] = {
         "prompt": "a lighthouse in a storm",
         "negative_prompt": "fog",
@@ -133,6 +146,12 @@ def make_inputs(
         "num_inference_steps": steps,
     }
     return GenerationInputs(**(arguments | changes))
+
+
+def make_start(has_mask: bool, strength: float = 0.6, rounds_down: bool = False) -> dict[str, Any]:
+    """The inputs of a request that starts from an image."""
+    start = ImageStart(strength, has_mask, rounds_down)
+    return {"image": make_image(), "mask": make_mask() if has_mask else None, "start": start}
 
 
 @functools.cache
@@ -157,7 +176,7 @@ def make_mask(height: int = 52, width: int = 70) -> bytes:
 @functools.cache
 def load_stage(folder: Path, stage: Stage) -> PipelineAdapter:
     """An adapter that holds one stage and nothing else."""
-    return load_adapter(folder, frozenset({stage}))
+    return load_adapter(folder, frozenset({stage}), image_start=folder.name in STARTING)
 
 
 def start(folder: Path, inputs: GenerationInputs) -> DenoisingState:
@@ -260,9 +279,13 @@ def stock_result(
 
 def choose_stock(pipe: Any, inputs: GenerationInputs) -> Any:
     """The stock pipeline for a request, where it is another one for requests with an input image."""
-    if inputs.image is None or not isinstance(pipe, diffusers.LTX2Pipeline):
+    kind: Any = diffusers.LTX2ImageToVideoPipeline
+    if inputs.start is not None:
+        (family,) = (name for name, known in FAMILIES.items() if known.pipeline_class == type(pipe).__name__)
+        kind = STARTING_PIPELINES[family][inputs.start.has_mask]
+    elif inputs.image is None or not isinstance(pipe, diffusers.LTX2Pipeline):
         return pipe
-    other = diffusers.LTX2ImageToVideoPipeline(**pipe.components)
+    other = kind(**pipe.components)
     other.set_progress_bar_config(disable=True)
     return other
 
@@ -334,6 +357,11 @@ def _input_image(family: str, inputs: GenerationInputs) -> dict[str, Any]:
     """Each family's arguments for the input image."""
     if inputs.image is None:
         return {}
+    if inputs.start is not None:
+        # Some of the stock pipelines take the size of the image for that of the output.
+        resized = open_input_image(inputs).resize((inputs.shape.width, inputs.shape.height), Image.Resampling.LANCZOS)
+        mask = {"mask_image": open_mask(inputs)} if inputs.start.has_mask else {}
+        return {"image": resized, "strength": inputs.start.strength, **mask}
     if inputs.more_images or family in ("flux2", "flux2_klein"):
         return {"image": open_input_images(inputs)}
     match family:

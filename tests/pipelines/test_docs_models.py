@@ -31,6 +31,8 @@ def describe_inputs(family: Family) -> str:
         return f"{images}, its mask and text"
     if family.needs_image:
         return f"{images} and text"
+    if family.image_start is not None:
+        return "text; an image if [allowed](#image-to-image-and-inpainting)"
     return f"text, and {images}" if family.takes_image else "text"
 
 

@@ -130,6 +130,17 @@ def keep_for_one(folder: Path) -> None:
     """The same model, for requests with an input image, without which others may be."""
 
 
+def keep_for_start(folder: Path) -> None:
+    """The same model, for requests that start from an image."""
+
+
+def keep_for_mask(folder: Path) -> None:
+    """The same model, for requests that start from an image and change the part that a mask names."""
+
+
+# The families whose requests may start from an image.
+_STARTING = ("sd3", "flux", "qwen_image", "sdxl", "z_image")
+
 # The changes that make each variant of a family's tiny model, as published models and schedulers have them.
 CHANGES: dict[str, Callable[[Path], None]] = {
     "sd3-medium": replace_model(diffusers.SD3Transformer2DModel, dual_attention_layers=(), qk_norm=None),
@@ -163,5 +174,7 @@ CHANGES: dict[str, Callable[[Path], None]] = {
     "mochi-zeros": lambda folder: edit_json(folder / "model_index.json", force_zeros_for_empty_prompt=True),
     "ltx2-2.0": _version_2_0,
     "ltx2-image": keep_for_one,
+    **{f"{family}-start": keep_for_start for family in _STARTING},
+    **{f"{family}-mask": keep_for_mask for family in _STARTING},
     "mochi-plain": lambda folder: edit_json(folder / "vae" / "config.json", latents_mean=None, latents_std=None),
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tridentserve.models.family import Family
+from tridentserve.models.family import Family, StartRules
 from tridentserve.models.number_formats import VAE, NumberFormat
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage
@@ -43,6 +43,7 @@ FAMILIES: dict[str, Family] = {
             ),
             optional=frozenset({"text_encoder_3", "tokenizer_3"}),
             packs_sizes=True,
+            image_start=StartRules(),
         ),
         Family(
             name="flux",
@@ -53,6 +54,7 @@ FAMILIES: dict[str, Family] = {
             components=_list_components("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2"),
             negative_prompt=False,
             packs_sizes=True,
+            image_start=StartRules(),
         ),
         Family(
             name="flux_kontext",
@@ -98,6 +100,7 @@ FAMILIES: dict[str, Family] = {
             default_guidance_scale=4.0,
             own_fields=frozenset({"true_cfg_scale"}),
             components=_list_components("text_encoder", "tokenizer"),
+            image_start=StartRules(),
         ),
         *(
             Family(
@@ -133,6 +136,7 @@ FAMILIES: dict[str, Family] = {
             shares_tokens=False,
             caches_steps=False,
             packs_sizes=True,
+            image_start=StartRules(strength=0.3, masked_strength=0.9999, rounds_down=True),
         ),
         Family(
             name="hunyuan_dit",
@@ -175,6 +179,7 @@ FAMILIES: dict[str, Family] = {
             default_guidance_scale=5.0,
             components=_list_components("text_encoder", "tokenizer"),
             unguided_scale=0.0,
+            image_start=StartRules(masked_strength=1.0),
         ),
         Family(
             name="cogvideox",

@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from tridentserve.models.number_formats import NumberFormat
-from tridentserve.requests import PIXELS_PER_TOKEN, Shape
+from tridentserve.models.number_formats import VAE, NumberFormat
+from tridentserve.requests import PIXELS_PER_TOKEN, ImageStart, Shape
 from tridentserve.stages import Stage
 
 # `stretch`: the image takes the proportions of the output. `crop`: it is scaled to cover the output, and its middle is
 # kept. `area`: it keeps its own proportions, whatever the size of the output, and has `image_pixels` at most.
 ImageFit = Literal["stretch", "crop", "area"]
+
+
+@dataclass(frozen=True, slots=True)
+class StartRules:
+    """The rules by which a family that makes images from text alone starts from an image."""
+
+    strength: float = 0.6
+    """The default strength of the stock pipeline without a mask."""
+    masked_strength: float = 0.6
+    """That of the stock pipeline with a mask."""
+    rounds_down: bool = False
+    """See `ImageStart.rounds_down`."""
+
+    def make_start(self, strength: float | None, has_mask: bool) -> ImageStart:
+        """The start of a request with this strength, or with the default."""
+        default = self.masked_strength if has_mask else self.strength
+        return ImageStart(default if strength is None else strength, has_mask, self.rounds_down)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +77,7 @@ class Family:
     """True where a negative prompt has an effect. It has none where guidance is an embedding."""
     own_fields: frozenset[str] = frozenset()
     """The fields of a request that this family gives a meaning, and most others do not: `true_cfg_scale`,
-    `guidance_scale_2` (models with two transformers only) and `flow_shift`."""
+    `guidance_scale_2` (models with two transformers only), `flow_shift` and `strength`."""
     min_images: int = 0
     """The fewest input images that a request brings: 1 for edits and for image to video."""
     max_images: int = 0
@@ -79,7 +96,11 @@ class Family:
     """The way in which E resizes input images, where E needs nothing else of them, so that the API can resize them
     before. None: E needs images as they are, or takes none."""
     takes_mask: bool = False
-    """True where every request brings a mask of the part of its input image that is painted anew. Others bring none."""
+    """True where a request may bring a mask of the part of its input image that is painted anew, and must where it must
+    bring an image."""
+    image_start: StartRules | None = None
+    """The rules by which requests start from an image, of models for which the configuration allows it
+    (`with_image_start`). None: the family knows nothing of it."""
     frame_multiple: int | None = None
     """A video has one frame more than a multiple of this number. None: the family makes images only."""
     default_shape: Shape | None = None
@@ -104,6 +125,31 @@ class Family:
     def needs_image(self) -> bool:
         """True where every request brings an input image."""
         return self.min_images > 0
+
+    @property
+    def starts_from_image(self) -> bool:
+        """True where requests may start from an image by `image_start`."""
+        return self.image_start is not None and self.takes_image
+
+    @property
+    def needs_mask(self) -> bool:
+        """True where every request brings a mask."""
+        return self.takes_mask and self.needs_image
+
+    def with_image_start(self) -> Family:
+        """The family as a model is served whose requests may start from an image: E has the VAE too. A family without
+        `image_start` stays as it is."""
+        if self.image_start is None:
+            return self
+        encode = (*self.components[Stage.ENCODE], VAE)
+        return replace(
+            self,
+            components={**self.components, Stage.ENCODE: encode},
+            max_images=1,
+            image_fit="stretch",
+            takes_mask=True,
+            own_fields=self.own_fields | {"strength"},
+        )
 
     def count_image_tokens(self, shape: Shape) -> float:
         """Count the tokens of the input images that D has of every request, as `Shape.tokens` counts those of the

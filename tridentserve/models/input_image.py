@@ -21,6 +21,8 @@ _PNG_COMPRESS_LEVEL = 1
 _MAX_PROPORTION = 100
 # A progressive JPEG has about ten scans. Each further scan costs a pass over all pixels and only a few bytes of file.
 _MAX_JPEG_SCANS = 32
+# What errors say of a model that may start from an image and is not allowed to.
+IMAGE_START_SETTING = "`limits.max_images: 1` of this model in the service's configuration lets it start from an image"
 # A scan's header states its length and its number of components, which tells it from other content of the file, such
 # as the video of a phone's live photo.
 _START_OF_SCAN = re.compile(rb"\xff\xda\x00(?:\x08\x01|\x0a\x02|\x0c\x03|\x0e\x04)")
@@ -124,18 +126,18 @@ def encode_png(image: Image.Image) -> bytes:
 
 
 def check_images(family: Family, inputs: GenerationInputs) -> None:
-    """Raise `InvalidRequestError` unless a request has as many input images as its family takes, and a mask exactly
-    when it takes one."""
+    """Raise `InvalidRequestError` unless a request has as many input images as its family takes, and a mask where it
+    needs one, or none where it takes none."""
     check_image_count(family, len(inputs.images), family.max_images, "image")
     check_mask_presence(family, inputs.mask is not None)
 
 
 def check_mask_presence(family: Family, is_given: bool, others: Collection[str] = ()) -> None:
-    """Raise `InvalidRequestError` unless a mask is given exactly when the family takes one.
+    """Raise `InvalidRequestError` unless a mask is given where the family needs one, and left out where it takes none.
 
     `others` names the models that would take the request with its mask, or without one."""
     there = f"; {', '.join(others)}" if others else "; no served model"
-    if family.takes_mask and not is_given:
+    if family.needs_mask and not is_given:
         _refuse("mask", f"is required: {family.name} paints the masked part of an image{there} would do without")
     if is_given and not family.takes_mask:
         _refuse("mask", f"must be left out: {family.name} makes the whole image{there} would take it")
@@ -150,7 +152,8 @@ def check_image_count(family: Family, count: int, most: int, param: str, others:
     if family.needs_image and not count:
         _refuse(param, f"is required: {family.name} starts from an image{instead}")
     if not family.takes_image and count:
-        _refuse(param, f"must be left out: {family.name} starts from a prompt alone{instead}")
+        unless = f"; {IMAGE_START_SETTING}" if family.image_start is not None else ""
+        _refuse(param, f"must be left out: {family.name} starts from a prompt alone{instead}{unless}")
     if count > most:
         _refuse(param, f"has {count} images, this model takes {most} at most{instead}")
 

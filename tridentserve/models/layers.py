@@ -22,9 +22,11 @@ def name_layer(tensor: str) -> str | None:
     return found[1] if found else None
 
 
-def read_layer_sizes(folder: Path, formats: Mapping[str, NumberFormat] | None = None) -> dict[Stage, LayerSizes]:
+def read_layer_sizes(
+    folder: Path, formats: Mapping[str, NumberFormat] | None = None, image_start: bool = False
+) -> dict[Stage, LayerSizes]:
     """The weights of each stage of a model folder by layers, each component in its number format; without `formats` in
-    that in which it is stored.
+    that in which it is stored. `image_start` is as in `detect_family`.
 
     Raises `ModelFolderError` when the folder is incomplete or a file is damaged.
     """
@@ -39,7 +41,7 @@ def read_layer_sizes(folder: Path, formats: Mapping[str, NumberFormat] | None = 
                 for name, num_bytes in measure_tensors(path, (formats or {}).get(component)).items()
             }
         )
-        for stage, components in detect_family(folder).components.items()
+        for stage, components in detect_family(folder, image_start).components.items()
     }
 
 

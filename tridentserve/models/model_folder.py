@@ -79,14 +79,14 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def detect_family(folder: Path) -> Family:
+def detect_family(folder: Path, image_start: bool = False) -> Family:
     """Find the family of a model folder by the `_class_name` in its model_index.json, with the model's own
-    `size_multiple`.
+    `size_multiple`. `image_start`: its requests may start from an image, as the family allows it.
 
     Raises `ModelFolderError` when the folder has no model_index.json, when its pipeline class is not supported, or when
     a config that determines the multiple is missing or makes no sense.
     """
-    family = read_family(folder)
+    family = read_family(folder, image_start)
     if family.whole:
         configs = (folder / denoiser / "config.json" for denoiser in _DENOISERS)
         found = next((path for path in configs if path.is_file()), None)
@@ -98,12 +98,13 @@ def detect_family(folder: Path) -> Family:
     )
 
 
-def read_family(folder: Path) -> Family:
-    """The family by model_index.json alone, with the `size_multiple` that most of its models have. Raises
-    `ModelFolderError`."""
+def read_family(folder: Path, image_start: bool = False) -> Family:
+    """The family by model_index.json alone, with the `size_multiple` that most of its models have. `image_start` is as
+    in `detect_family`. Raises `ModelFolderError`."""
     index = read_json(folder / MODEL_INDEX)
     class_name = str(index.get("_class_name"))
-    return find_family(class_name) or describe_whole_family(class_name, index, folder / MODEL_INDEX)
+    family = find_family(class_name) or describe_whole_family(class_name, index, folder / MODEL_INDEX)
+    return family.with_image_start() if image_start else family
 
 
 def _read_size_factor(folder: Path, component: str, key: str, default: int) -> int:
@@ -281,13 +282,16 @@ def is_upcast(folder: Path, family: Family, component: str, number_format: Numbe
     return bool(read_json(folder / component / "config.json").get("force_upcast", True))
 
 
-def stage_weights_bytes(folder: Path, formats: Mapping[str, NumberFormat] | None = None) -> dict[Stage, int]:
+def stage_weights_bytes(
+    folder: Path, formats: Mapping[str, NumberFormat] | None = None, image_start: bool = False
+) -> dict[Stage, int]:
     """Bytes of the weights of each stage: as stored, or with `formats`, the number format of each component, when they
-    are loaded. Modules that are kept in float32 count as the others of their component.
+    are loaded. Modules that are kept in float32 count as the others of their component. `image_start` is as in
+    `detect_family`.
 
     Raises `ModelFolderError` when the folder is incomplete or a file is damaged.
     """
-    classes, family = read_component_classes(folder), detect_family(folder)
+    classes, family = read_component_classes(folder), detect_family(folder, image_start)
 
     def count_bytes(component: str) -> int:
         number_format: NumberFormat | None = None

@@ -80,8 +80,10 @@ def load_adapter(
     device: str = "cpu",
     formats: Mapping[str, NumberFormat] | None = None,
     weights: bool = True,
+    image_start: bool = False,
 ) -> PipelineAdapter:
     """Load the components of `stages` from the local safetensors of a model folder, and return their adapter.
+    `image_start`: requests may start from an image, so that E has the VAE too, where the family allows it.
 
     `formats` are the number formats of all components of the model, also of those that are not loaded, since stages
     hand on what the next one takes. None means the default of the device (`find_formats`). Without `weights` the models
@@ -91,7 +93,7 @@ def load_adapter(
     """
     if not stages:
         raise ModelFolderError(f"no stage of {folder} was asked for; name at least one of {', '.join(Stage)}")
-    family = detect_family(folder)
+    family = detect_family(folder, image_start)
     target = torch.device(device)
     if family.whole and Stage.DIFFUSE not in stages:
         return WholeAdapter(None, stages, target, family)
@@ -110,7 +112,7 @@ def load_adapter(
         module = importlib.import_module(f"tridentserve.pipelines.adapters.{family.name}")
         adapter: type[DiffusersAdapter] = module.ADAPTER
         loaded = adapter(pipe, stages, target)
-        loaded.size_multiple = family.size_multiple
+        loaded.described = family
         loaded.loras = Loras(pipe, family.components[Stage.DIFFUSE][0], target)
         return loaded
     except (TridentServeError, MemoryError, torch.OutOfMemoryError):

@@ -29,6 +29,7 @@ export class Composer {
     this.rate = find("rate", HTMLInputElement);
     this.image = find("image", HTMLInputElement);
     this.mask = find("mask", HTMLInputElement);
+    this.strength = find("strength", HTMLInputElement);
     this.problem = find("composer-problem", HTMLParagraphElement);
     /** @type {Model[]} */
     this.models = [];
@@ -105,7 +106,8 @@ export class Composer {
     this.rate.placeholder = String(defaults.fps ?? "");
     this.image.required = needsImage;
     this.image.multiple = model.input_images.max > 1;
-    this.mask.required = model.takes_mask;
+    this.mask.required = model.needs_mask;
+    this.strength.placeholder = String(defaults.strength ?? "");
     this.more.fit(model);
     for (const [field, isShown] of /** @type {[HTMLInputElement, boolean][]} */ ([
       [this.frames, isVideo],
@@ -113,6 +115,7 @@ export class Composer {
       [this.count, !isVideo],
       [this.image, takesImage],
       [this.mask, model.takes_mask],
+      [this.strength, defaults.strength !== undefined],
     ])) {
       find(`${field.id}-field`, HTMLDivElement).hidden = !isShown;
       field.disabled = !isShown; // what nobody sees must not keep the form from being sent
@@ -145,7 +148,16 @@ export class Composer {
     if (isVideo && this.frames.value) fields["num_frames"] = this.frames.valueAsNumber;
     if (isVideo && this.rate.value) fields["fps"] = this.rate.valueAsNumber;
     if (!isVideo && this.count.value && this.count.value !== "1") fields["n"] = this.count.valueAsNumber;
+    // Without it a quote would be that of a request from text alone.
+    const startsFromImage = model.defaults.strength !== undefined && Boolean(this.image.files?.length);
+    if (startsFromImage) fields["strength"] = this.readStrength(model);
     return fields;
+  }
+
+  /** How far an image is changed. @param {Model} model */
+  readStrength({ defaults }) {
+    if (this.strength.value) return this.strength.valueAsNumber;
+    return this.mask.files?.length ? defaults.masked_strength : defaults.strength;
   }
 
   /** @returns {Wish | null} */

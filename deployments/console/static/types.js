@@ -3,10 +3,10 @@
 /** @typedef {{max_side: number, min_side: number, max_pixels: number, size_multiple: number, max_steps: number,
  *   max_outputs: number, max_prompt_chars: number, max_frames?: number, frame_multiple?: number}} Limits */
 /** @typedef {{size: string, num_inference_steps: number, guidance_scale: number, num_frames?: number,
- *   fps?: number}} Defaults */
+ *   fps?: number, strength?: number, masked_strength?: number}} Defaults */
 /** The input images of a request.  @typedef {{name: string, files: File[], mask: File | null}} Images */
 /** @typedef {{id: string, family: string, input_images: {min: number, max: number}, takes_mask: boolean,
- *   output_modality: string, limits: Limits, defaults: Defaults}} Model */
+ *   needs_mask: boolean, output_modality: string, limits: Limits, defaults: Defaults}} Model */
 
 /** @typedef {{stage: "encode" | "diffuse" | "decode", workers: string[], degree: number, start_s: number,
  *   end_s: number, steps: number | null}} Span */

@@ -83,7 +83,7 @@ async def test_several_images_and_none() -> None:
         ({"model": "tiny-kontext"}, "image: is required"),
         ({"model": "tiny-wan-i2v"}, "input_reference: is required"),
         ({"model": "tiny-wan", "input_reference": b"x"}, "input_reference: must be left out"),
-        ({"model": "tiny-sd3", "image": b"x"}, "unknown field image"),
+        ({"model": "tiny-sd3", "image": b"x"}, r"image: tiny-sd3 starts from a prompt alone; `limits\.max_images: 1`"),
         ({"image": b"x"}, "image: cannot be read"),
     ],
 )

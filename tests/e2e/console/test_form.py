@@ -12,10 +12,11 @@ import pytest_asyncio
 from deployments.http.app import create_api
 from deployments.models.served import ServedModel
 from tests.deployments.clients import served
-from tests.deployments.fake_backend import WITH_IMAGES, FakeBackend, make_png
+from tests.deployments.fake_backend import WITH_IMAGES, WITH_STARTS, FakeBackend, make_png
 from tests.e2e.console.conftest import Console, open_console
 from tests.support.waiting import until
 from tridentserve.errors import DeadlineMissedError
+from tridentserve.requests import ImageStart
 
 VIDEOS = "**/v1/videos"
 
@@ -193,6 +194,28 @@ async def test_an_edit_needs_its_image(form: Form) -> None:
     ((spec, inputs),) = form.backend.seen
     assert (spec.model, spec.shape.width, spec.shape.height) == ("tiny-kontext", 64, 64)
     assert inputs.image is not None
+
+
+async def test_how_far_an_image_is_changed(chromium: Any) -> None:
+    """The quote of a request from an image has fewer steps, and its mask may be left out."""
+    backend, picture = FakeBackend(), {"name": "fox.png", "mimeType": "image/png", "buffer": make_png(64, 64)}
+    async with (
+        served(backend, app=create_api(backend, WITH_STARTS)) as port,
+        open_console(chromium, f"http://127.0.0.1:{port}") as console,
+    ):
+        form = Form(console, backend)
+        await form.console.fill("tiny-start", prompt="at night", size="64x64", steps=10)
+        await form.leave_field()
+        await form.wait_for_quote("Would be ready in about 1.0 s.")
+        assert await form.page.get_attribute("#strength", "placeholder") == "0.6"
+        await form.page.set_input_files("#image", picture)
+        await form.wait_for_quote("Would be ready in about 0.6 s.")
+        await (await form.console.submit()).locator("img").wait_for()
+        await form.change_field("strength", "0.2")
+        await form.wait_for_quote("Would be ready in about 0.2 s.")
+        await form.page.set_input_files("#mask", picture)
+        await (await form.console.submit()).locator("img").wait_for()
+    assert [inputs.start for _, inputs in backend.seen] == [ImageStart(0.6), ImageStart(0.2, has_mask=True)]
 
 
 async def test_several_images_none_and_a_mask(form: Form) -> None:

@@ -11,7 +11,8 @@ from tridentserve.engine.live.client_requests import ClientRequest, ClientReques
 from tridentserve.engine.live.plan_calls import select_inputs
 from tridentserve.engine.live.updates import FailedUpdate, PreviewUpdate, ProgressUpdate, QueuedUpdate
 from tridentserve.plans import DispatchPlan, PlanMember
-from tridentserve.requests import GenerationInputs, RequestSpec, Shape
+from tridentserve.requests import GenerationInputs, ImageStart, RequestSpec, Shape
+from tridentserve.scheduling.events import Degrade
 from tridentserve.stages import Stage
 
 SPEC = RequestSpec("id", "model", Shape(64, 64), 4)
@@ -49,6 +50,16 @@ async def test_a_client_that_waits_for_the_end_hears_of_no_step() -> None:
         ProgressUpdate("id", 1, 4),
         FailedUpdate("id", "code", "why"),
     ]
+
+
+async def test_a_request_from_an_image_has_fewer_steps_of_a_shorter_schedule() -> None:
+    start = ImageStart(0.6)
+    job = ClientRequests(max_result_age_s=0.05).admit(
+        replace(SPEC, num_inference_steps=6), replace(inputs(image=b"x"), num_inference_steps=10, start=start)
+    )
+    job.degrade(Degrade("id", 3, "it is late"))
+    assert (job.spec.num_inference_steps, job.inputs.computed_steps, job.inputs.num_inference_steps) == (3, 3, 5)
+    assert job.inputs.start == start
 
 
 async def test_previews_go_to_those_who_want_them_and_only_forward() -> None:

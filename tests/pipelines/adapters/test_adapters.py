@@ -16,6 +16,7 @@ import torch
 from tests.pipelines.models import (
     ALL,
     QUICK,
+    STARTING,
     VARIANTS,
     WITH_IMAGES,
     WITH_ONE_IMAGE,
@@ -37,7 +38,19 @@ from tridentserve.stages import Stage
 Model = Callable[[str], Path]
 # Their schedulers keep predictions of earlier steps, or draw noise at each step.
 WITH_HISTORY = ("sd3-stochastic", "pixart_sigma-sde", "pixart_sigma-unipc", "sdxl-ancestral", "sdxl-tcd", "sdxl-lcm")
-QUICK_VARIANTS = (*QUICK, "sd3-medium", "sd3-without-t5", "sd3-shifting", "flux-schnell", "flux_kontext", "sdxl-tcd")
+QUICK_VARIANTS = (
+    *QUICK,
+    "sd3-start",
+    "sd3-mask",
+    "flux-start",
+    "flux-mask",
+    "sd3-medium",
+    "sd3-without-t5",
+    "sd3-shifting",
+    "flux-schnell",
+    "flux_kontext",
+    "sdxl-tcd",
+)
 
 
 @pytest.mark.parametrize("variant", families(*VARIANTS, quick=QUICK_VARIANTS))
@@ -61,12 +74,12 @@ def test_result_is_that_of_the_stock_pipeline(model: Model, variant: str, change
     assert np.array_equal(pixels, np.stack(stock_result(folder, inputs, "pil")))
 
 
-@pytest.mark.parametrize("variant", families(*ALL, *WITH_IMAGES, *WITH_ONE_IMAGE))
+@pytest.mark.parametrize("variant", families(*ALL, *WITH_IMAGES, *WITH_ONE_IMAGE, *STARTING))
 def test_result_is_that_of_the_stock_pipeline_in_bfloat16(model: Model, variant: str) -> None:
     folder, inputs = model(variant), make_inputs(64, 64, variant=variant)
     formats = formats_of(folder, "bfloat16")
-    adapter = load_adapter(folder, frozenset(Stage), formats=formats)
-    state = adapter.step(adapter.prepare(adapter.encode(inputs), inputs), inputs.num_inference_steps)
+    adapter = load_adapter(folder, frozenset(Stage), formats=formats, image_start=variant in STARTING)
+    state = adapter.step(adapter.prepare(adapter.encode(inputs), inputs), inputs.computed_steps)
     latents = adapter.latents(state)["latents"]
     expected = stock_result(folder, inputs, "latent", formats)
     # Wan, Z-Image and LTX-2 denoise in float32 what their transformers take in bfloat16.
@@ -107,7 +120,10 @@ def test_the_condition_is_sent_once_for_all_outputs(model: Model, variant: str) 
 
 
 @pytest.mark.parametrize(
-    "variant", families(*ALL, *WITH_HISTORY, *WITH_ONE_IMAGE, quick=(*QUICK, "cogvideox", "pixart_sigma-sde"))
+    "variant",
+    families(
+        *ALL, *WITH_HISTORY, *WITH_ONE_IMAGE, *STARTING, quick=(*QUICK, "sd3-mask", "cogvideox", "pixart_sigma-sde")
+    ),
 )
 def test_a_request_stopped_after_any_step_resumes_in_a_fresh_adapter(model: Model, variant: str) -> None:
     folder, inputs = model(variant), make_inputs(64, 64, steps=5, num_outputs=2, variant=variant)

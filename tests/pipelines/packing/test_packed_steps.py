@@ -21,7 +21,18 @@ from tridentserve.stages import Stage
 
 Model = Callable[[str], Path]
 
-PACKING = ("sd3", "sd3-medium", "flux", "flux-schnell", "wan", "wan-2.2", "wan-2.2-ti2v", "sdxl")
+PACKING = (
+    "sd3",
+    "sd3-medium",
+    "sd3-mask",
+    "flux",
+    "flux-schnell",
+    "flux-mask",
+    "wan",
+    "wan-2.2",
+    "wan-2.2-ti2v",
+    "sdxl",
+)
 
 
 def unlike(variant: str) -> list[GenerationInputs]:

@@ -94,7 +94,7 @@ class ClientRequest:
     def degrade(self, effect: Degrade) -> None:
         """The request is made with less work. Nothing of it has run yet."""
         self.spec = spec = effect.apply(self.spec)
-        self.inputs = replace(self.inputs, num_inference_steps=spec.num_inference_steps, quality=spec.quality)
+        self.inputs = replace(self.inputs.with_computed_steps(spec.num_inference_steps), quality=spec.quality)
 
     def publish(self, update: Update) -> None:
         """Pass an update to all clients that wait for it; a client that joins later begins with the latest one."""

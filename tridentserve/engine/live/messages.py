@@ -31,6 +31,8 @@ class ModelSource:
     formats: NumberFormats = field(default_factory=NumberFormats)
     kernels: Kernels = field(default_factory=Kernels)
     step_cache: StepCache = field(default_factory=StepCache)
+    image_start: bool = False
+    """True where requests may start from an image that the family can do without, for which E has the VAE too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,12 @@ def predict_clean(scheduler: Any, before: torch.Tensor, state: DenoisingState) -
     of `state`, up to the last noise level. For an Euler step of flow matching this is x - sigma * v, the transformer's
     own prediction. Where a scheduler of this class does not move along such lines, the latents as they are."""
     after = state.tensors["latents"].float()
-    sigmas = state.tensors.get(SCHEDULER_PREFIX + "sigmas")
-    if sigmas is None or len(sigmas) != state.num_steps + 1 or not _moves_straight(scheduler):
+    sigmas, timesteps = (state.tensors.get(SCHEDULER_PREFIX + name) for name in ("sigmas", "timesteps"))
+    if sigmas is None or timesteps is None or len(sigmas) != len(timesteps) + 1 or not _moves_straight(scheduler):
         return after
-    earlier, later, last = (float(sigmas[index]) for index in (state.step - 1, state.step, -1))
+    # From the end, as a request that starts from an image does not compute the first steps of its schedule.
+    index = state.step - state.num_steps - 1
+    earlier, later, last = float(sigmas[index - 1]), float(sigmas[index]), float(sigmas[-1])
     if earlier == later:
         return after
     return after + (last - later) / (later - earlier) * (after - before.to(after))

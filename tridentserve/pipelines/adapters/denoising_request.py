@@ -18,6 +18,9 @@ SCHEDULER_PREFIX = "scheduler."
 FLOW_SHIFT = "flow_shift"
 # That of its LoRAs.
 LORAS = "loras"
+# That of whether its latents lie in memory pixel by pixel: the last bits of convolutions depend on it, and tensors that
+# go to another worker do not keep it.
+PIXELWISE = "pixelwise"
 # The name of a state's tensor for its random generator, where its scheduler draws noise at each step.
 GENERATOR = "generator"
 
@@ -35,6 +38,8 @@ class DenoisingRequest:
     def resume(cls, state: DenoisingState, adapter: SteppingAdapter) -> DenoisingRequest:
         """Move a state to the adapter's device, with a scheduler of its own."""
         tensors = adapter._move_to_device(state.tensors)
+        if state.values[PIXELWISE]:
+            tensors["latents"] = tensors["latents"].contiguous(memory_format=torch.channels_last)
         scheduler = scheduler_state.make_scheduler(adapter.pipe.scheduler, state.values[FLOW_SHIFT])
         scheduler_state.load(scheduler, tensors, state.values["scheduler"], adapter.device)
         rows = adapter._build_rows(tensors, state.values, tensors["latents"].shape[0])
@@ -42,8 +47,13 @@ class DenoisingRequest:
 
     def next_timestep(self) -> torch.Tensor:
         """The timestep of the next step, a tensor of one number."""
-        timestep: torch.Tensor = self.scheduler.timesteps[self.steps_done].to(self.latents.device)
-        return timestep
+        timestep: torch.Tensor = self.scheduler.timesteps[self.steps_done - self.before.num_steps]
+        return timestep.to(self.latents.device)
+
+    def find_timestep_after(self) -> torch.Tensor | None:
+        """The timestep after that of the next step, a tensor of one number; None where the next step is the last."""
+        index = self.steps_done + 1 - self.before.num_steps  # from the end: not all of the schedule need be computed
+        return self.scheduler.timesteps[index] if index < 0 else None
 
     def scale_input(self, timestep: torch.Tensor) -> torch.Tensor:
         """Scale the latents as the transformer takes them at this timestep."""

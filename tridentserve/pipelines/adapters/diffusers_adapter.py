@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 
 from tridentserve.errors import InvalidRequestError
 from tridentserve.models.families import FAMILIES
+from tridentserve.models.family import Family
 from tridentserve.models.input_image import check_images
 from tridentserve.parallel import is_first, rows
 from tridentserve.pipelines.adapters import scheduler_state
 from tridentserve.pipelines.adapters.clean_latents import predict_clean
-from tridentserve.pipelines.adapters.denoising_request import FLOW_SHIFT, GENERATOR, LORAS, SCHEDULER_PREFIX
+from tridentserve.pipelines.adapters.denoising_request import FLOW_SHIFT, GENERATOR, LORAS, PIXELWISE, SCHEDULER_PREFIX
 from tridentserve.pipelines.adapters.stepping_adapter import SteppingAdapter
 from tridentserve.pipelines.base import CACHE_LIMIT, SKIPPED_STEPS, DenoisingState, Tensors
 from tridentserve.pipelines.pixels import round_pixels
@@ -35,8 +36,8 @@ _TEXTS = ("prompt_embeds", "pooled_prompt_embeds")
 class DiffusersAdapter(SteppingAdapter):
     """A `diffusers` pipeline in stages."""
 
-    size_multiple: int
-    """Height and width must be multiples of this many pixels. Some model folders differ in it from their family."""
+    described: Family
+    """The family as this model has it: its own `size_multiple`, and whether requests may start from an image."""
 
     def __init__(self, pipe: Any, stages: frozenset[Stage], device: torch.device) -> None:
         super().__init__(pipe, stages, device)
@@ -48,7 +49,7 @@ class DiffusersAdapter(SteppingAdapter):
     def encode_all(self, batch: Sequence[GenerationInputs]) -> list[Tensors]:
         alike: defaultdict[Hashable, list[int]] = defaultdict(list)
         for index, inputs in enumerate(batch):
-            check_images(FAMILIES[self.family], inputs)
+            check_images(self.described, inputs)
             alike[self._encode_key(inputs)].append(index)
         conditions: dict[int, Tensors] = {}
         with self._run_stage(Stage.ENCODE):
@@ -56,6 +57,11 @@ class DiffusersAdapter(SteppingAdapter):
                 together = self._encode_together([batch[index] for index in indices])
                 conditions.update(zip(indices, map(self._hand_on, together), strict=True))
         return [conditions[index] for index in range(len(batch))]
+
+    @property
+    def size_multiple(self) -> int:
+        """Height and width must be multiples of this many pixels."""
+        return self.described.size_multiple
 
     @property
     def _denoising_dtype(self) -> torch.dtype:
@@ -77,20 +83,20 @@ class DiffusersAdapter(SteppingAdapter):
             tensors = self._move_to_device(condition)
             # The generator is the CPU's, so that the noise of a seed is the same on every device.
             generator = torch.Generator("cpu").manual_seed(inputs.seed)
-            tensors |= self._initialize(tensors, inputs, generator)
+            tensors |= self._draw(tensors, inputs, generator)
             scheduler = scheduler_state.make_scheduler(self.pipe.scheduler, inputs.flow_shift)
             try:
                 self._set_timesteps(scheduler, self._select_timed(tensors), inputs.num_inference_steps)
             except ValueError as error:  # LCM and TCD, for example, have an upper limit.
                 refused = f"this model's scheduler cannot make {inputs.num_inference_steps} steps: {error}"
                 raise InvalidRequestError(refused, "num_inference_steps") from error
-            tensors["latents"] = self._scale_noise(tensors["latents"], scheduler)
+            num_steps = self._begin(tensors, inputs, scheduler)
             if scheduler_state.draws_noise(scheduler):
                 tensors[GENERATOR] = generator.get_state()
             scheduler_tensors, scheduler_values = scheduler_state.dump(scheduler, SCHEDULER_PREFIX)
         return DenoisingState(
             step=0,
-            num_steps=len(scheduler.timesteps),
+            num_steps=num_steps,
             tensors=tensors | scheduler_tensors,
             values={
                 "guidance_scale": inputs.guidance_scale,
@@ -100,6 +106,7 @@ class DiffusersAdapter(SteppingAdapter):
                 LORAS: [use.to_plain() for use in inputs.loras],
                 CACHE_LIMIT: self.step_cache.find_limit(inputs.quality) if self._list_cached_blocks() else 0.0,
                 SKIPPED_STEPS: 0.0,
+                PIXELWISE: _lies_pixelwise(tensors["latents"]),
                 "scheduler": scheduler_values,
             },
         )
@@ -135,7 +142,7 @@ class DiffusersAdapter(SteppingAdapter):
     def decode(self, latents: Tensors, inputs: GenerationInputs, tile: int | None = None) -> NDArray[np.uint8]:
         with self._run_stage(Stage.DECODE), decode_tiled(self.pipe.vae, tile):
             unpacked = self._unpack(self._take_latents(latents), inputs.shape)
-            decoded = self._decode(unpacked)
+            decoded = self._decode_outputs(unpacked, inputs)
             if not is_first():
                 return np.zeros((0, inputs.shape.height, inputs.shape.width, 3), np.uint8)
             return round_pixels(self.pipe.image_processor.postprocess(decoded, output_type="pt"))
@@ -157,6 +164,17 @@ class DiffusersAdapter(SteppingAdapter):
     def _initialize(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
         """Make `latents`, the noise of all outputs, and the other tensors that each step needs in addition to the
         condition. Tensors that no step needs may be removed from the condition."""
+
+    def _draw(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
+        """Draw all that a request begins with, in the order of the stock pipeline: the result of `_initialize`, and for
+        some requests more."""
+        return self._initialize(condition, inputs, generator)
+
+    def _begin(self, tensors: Tensors, inputs: GenerationInputs, scheduler: Any) -> int:
+        """Make the initial latents of the noise in `tensors`, and return the number of steps from there. `scheduler`
+        has its timesteps."""
+        tensors["latents"] = self._scale_noise(tensors["latents"], scheduler)
+        return len(scheduler.timesteps)
 
     def _draw_packed_noise(
         self, inputs: GenerationInputs, dtype: torch.dtype, generator: torch.Generator, *first: Any
@@ -191,6 +209,10 @@ class DiffusersAdapter(SteppingAdapter):
         """Scale the noise to the initial latents. `scheduler` has its timesteps."""
         return noise
 
+    def _decode_outputs(self, latents: torch.Tensor, inputs: GenerationInputs) -> torch.Tensor:
+        """Decode the unpacked latents of a request, as `_decode` does for most of them."""
+        return self._decode(latents)
+
     def _decode(self, latents: torch.Tensor) -> torch.Tensor:
         """Decode unpacked latents: the VAE's output, (num_outputs, 3, height, width)."""
         config = self.pipe.vae.config
@@ -205,8 +227,7 @@ class DiffusersAdapter(SteppingAdapter):
         """Hook the transformer once. Without a group the hooks change nothing."""
 
     def _check_size(self, shape: Shape) -> None:
-        family = FAMILIES[self.family]
-        multiple = self.size_multiple
+        family, multiple = self.described, self.size_multiple
         if shape.height % multiple or shape.width % multiple:
             raise InvalidRequestError(f"size {shape} must be a multiple of {multiple} in both directions", "size")
         if not family.allows_frames(shape.num_frames):
@@ -214,3 +235,8 @@ class DiffusersAdapter(SteppingAdapter):
             raise InvalidRequestError(
                 f"{shape.num_frames} frames cannot be made by {family.name}; the number must be {rule}", "num_frames"
             )
+
+
+def _lies_pixelwise(latents: torch.Tensor) -> bool:
+    is_image = latents.dim() == 4
+    return is_image and not latents.is_contiguous() and latents.is_contiguous(memory_format=torch.channels_last)

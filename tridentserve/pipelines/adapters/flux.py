@@ -14,7 +14,7 @@ import torch
 from tridentserve.parallel import ulysses
 from tridentserve.pipelines.adapters.bricked_sequence import lay_out
 from tridentserve.pipelines.adapters.conditions import list_prompts, repeat_rows, split_rows
-from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
+from tridentserve.pipelines.adapters.image_start import ImageStartAdapter
 from tridentserve.pipelines.adapters.packed_sequence import (
     NoiseCall,
     PackingAdapter,
@@ -27,8 +27,8 @@ from tridentserve.pipelines.base import Tensors
 from tridentserve.requests import GenerationInputs, Shape
 
 
-class FluxAdapter(PackingAdapter, DiffusersAdapter):
-    """`FluxPipeline`.
+class FluxAdapter(PackingAdapter, ImageStartAdapter):
+    """`FluxPipeline`, and its image-to-image and inpainting pipelines.
 
     Condition: prompt_embeds (1, T5 tokens, joint dim), pooled_prompt_embeds (1, pooled dim), text_ids (T5 tokens, 3).
     Latents: packed, (num_outputs, height / 16 * width / 16, 4 * channels).
@@ -118,6 +118,10 @@ class FluxAdapter(PackingAdapter, DiffusersAdapter):
             install_attention(block.attn, "joint", "joint")
             install_modulation(block.norm.linear, "joint")
         install_modulation(transformer.norm_out.linear, "image")
+
+    def _pack_start(self, latents: torch.Tensor) -> torch.Tensor:
+        packed: torch.Tensor = self.pipe._pack_latents(latents, *latents.shape)
+        return packed
 
     def _unpack(self, latents: torch.Tensor, shape: Shape) -> torch.Tensor:
         unpacked: torch.Tensor = self.pipe._unpack_latents(

@@ -11,21 +11,23 @@ from typing import Any
 
 import numpy as np
 import torch
+from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 
 from tridentserve.parallel import ulysses
 from tridentserve.pipelines.adapters.conditions import join_texts, list_negative_prompts, list_prompts, repeat_texts
-from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
+from tridentserve.pipelines.adapters.image_start import ImageStartAdapter
 from tridentserve.pipelines.adapters.timestep_shift import compute_shift_mu, set_shifted_timesteps
 from tridentserve.pipelines.adapters.video_adapter import read_statistic
 from tridentserve.pipelines.base import Tensors
-from tridentserve.requests import GenerationInputs, Shape
+from tridentserve.requests import GenerationInputs, ImageStart, Shape
 
 # The stock pipeline's default. Longer prompts are cut.
 _MAX_TEXT_TOKENS = 512
 
 
-class QwenImageAdapter(DiffusersAdapter):
-    """`QwenImagePipeline`. With guidance, the condition has two rows: negative, then positive.
+class QwenImageAdapter(ImageStartAdapter):
+    """`QwenImagePipeline`, and its image-to-image and inpainting pipelines. With guidance, the condition has two rows:
+    negative, then positive.
 
     Condition: prompt_embeds (rows, tokens of the longer, dim), text_tokens (rows,).
     Latents: packed, (num_outputs, height / 16 * width / 16, 4 * channels).
@@ -92,6 +94,17 @@ class QwenImageAdapter(DiffusersAdapter):
         wanted, actual = (torch.norm(each, dim=-1, keepdim=True) for each in (noise[1], guided))
         rescaled: torch.Tensor = guided * (wanted / actual)
         return rescaled
+
+    def _find_distribution(self, image: torch.Tensor) -> DiagonalGaussianDistribution:
+        return super()._find_distribution(image.unsqueeze(2))  # a video of one frame
+
+    def _scale_start(self, latents: torch.Tensor, start: ImageStart) -> torch.Tensor:
+        std, mean = (read_statistic(self.pipe.vae, name, latents) for name in ("latents_std", "latents_mean"))
+        return ((latents - mean) * (1.0 / std))[:, :, 0]
+
+    def _pack_start(self, latents: torch.Tensor) -> torch.Tensor:
+        packed: torch.Tensor = self.pipe._pack_latents(latents, *latents.shape)
+        return packed
 
     def _unpack(self, latents: torch.Tensor, shape: Shape) -> torch.Tensor:
         unpacked: torch.Tensor = self.pipe._unpack_latents(

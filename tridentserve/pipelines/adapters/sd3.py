@@ -11,7 +11,7 @@ from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import r
 from tridentserve.parallel import ulysses
 from tridentserve.pipelines.adapters.bricked_sequence import lay_out
 from tridentserve.pipelines.adapters.conditions import list_negative_prompts, list_prompts, repeat_rows, split_rows
-from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
+from tridentserve.pipelines.adapters.image_start import ImageStartAdapter
 from tridentserve.pipelines.adapters.packed_sequence import (
     NoiseCall,
     PackingAdapter,
@@ -28,8 +28,9 @@ from tridentserve.requests import GenerationInputs, Shape
 _T5_TOKENS = 256
 
 
-class SD3Adapter(PackingAdapter, DiffusersAdapter):
-    """`StableDiffusion3Pipeline`. With guidance, the condition has two rows: negative, then positive.
+class SD3Adapter(PackingAdapter, ImageStartAdapter):
+    """`StableDiffusion3Pipeline`, and its image-to-image and inpainting pipelines. With guidance, the condition has two
+    rows: negative, then positive.
 
     Condition: prompt_embeds (rows, 77 + T5 tokens, joint dim) and pooled_prompt_embeds (rows, pooled dim).
     Latents: (num_outputs, channels, height / 8, width / 8).
@@ -115,6 +116,13 @@ class SD3Adapter(PackingAdapter, DiffusersAdapter):
 
     def _unpack(self, latents: torch.Tensor, shape: Shape) -> torch.Tensor:
         return latents
+
+    def _decode_outputs(self, latents: torch.Tensor, inputs: GenerationInputs) -> torch.Tensor:
+        if inputs.start is None or not inputs.start.has_mask:
+            return super()._decode_outputs(latents, inputs)
+        # The stock inpainting pipeline takes the latents' shift for 0 here, and nowhere else.
+        image: torch.Tensor = self.pipe.vae.decode(latents / self.pipe.vae.config.scaling_factor, return_dict=False)[0]
+        return image
 
     def _install_sequence_parallelism(self) -> None:
         transformer = self.pipe.transformer

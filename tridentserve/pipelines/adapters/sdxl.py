@@ -10,21 +10,23 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
+from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 
 from tridentserve.parallel.ulysses import get_current_group
 from tridentserve.pipelines.adapters.conditions import list_negative_prompts, list_prompts, repeat_rows, split_rows
 from tridentserve.pipelines.adapters.ddpm_adapter import DDPMAdapter
+from tridentserve.pipelines.adapters.image_start import ImageStartAdapter
 from tridentserve.pipelines.adapters.packed_sequence import NoiseCall, PackingAdapter
 from tridentserve.pipelines.adapters.patched_unet import LatentSize, PatchLayout, find_least_side, install_patches
 from tridentserve.pipelines.base import DenoisingState, Tensors
-from tridentserve.requests import GenerationInputs
+from tridentserve.requests import GenerationInputs, ImageStart
 
 _ROWS = ("prompt_embeds", "pooled_prompt_embeds", "time_ids")
 
 
-class SDXLAdapter(PackingAdapter, DDPMAdapter):
-    """`StableDiffusionXLPipeline`. With guidance, the condition has two rows: negative, then positive. Without a
-    negative prompt the negative row is zeros, as in the published models.
+class SDXLAdapter(ImageStartAdapter, PackingAdapter, DDPMAdapter):
+    """`StableDiffusionXLPipeline`, and its image-to-image and inpainting pipelines. With guidance, the condition has
+    two rows: negative, then positive. Without a negative prompt the negative row is zeros, as in the published models.
 
     Condition: prompt_embeds (rows, 77, both dims) and pooled_prompt_embeds (rows, pooled dim).
     """
@@ -107,19 +109,78 @@ class SDXLAdapter(PackingAdapter, DDPMAdapter):
     def _install_packing(self) -> None:
         install_patches(self.pipe.unet)
 
-    def _decode(self, latents: torch.Tensor) -> torch.Tensor:
+    def _find_distribution(self, image: torch.Tensor) -> DiagonalGaussianDistribution:
         vae = self.pipe.vae
-        if vae.config.latents_mean is None or vae.config.latents_std is None:
-            return super()._decode(latents)
-        mean, std = (
-            torch.tensor(moment).view(1, -1, 1, 1).to(latents.device, latents.dtype)
-            for moment in (vae.config.latents_mean, vae.config.latents_std)
+        if not vae.config.force_upcast or vae.dtype == torch.float32:
+            return super()._find_distribution(image)
+        # The stock pipelines encode in float32 whatever the format is. The weights, which may be shared, stay.
+        moments = _call_in_float32(vae.encoder, image.float())
+        return DiagonalGaussianDistribution(
+            moments if vae.quant_conv is None else _call_in_float32(vae.quant_conv, moments)
         )
+
+    def _scale_start(self, latents: torch.Tensor, start: ImageStart) -> torch.Tensor:
+        latents = latents.to(self._denoising_dtype)
+        statistics = self._find_statistics(latents)
+        # The stock inpainting pipeline knows no statistics of the image's latents.
+        if statistics is None or start.has_mask:
+            return super()._scale_start(latents, start)
+        mean, std = statistics
+        scaled: torch.Tensor = (latents - mean) * self.pipe.vae.config.scaling_factor / std
+        return scaled
+
+    def _add_noise(
+        self, scheduler: Any, image: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor
+    ) -> torch.Tensor:
+        if not hasattr(scheduler, "add_noise"):  # of flow matching
+            return super()._add_noise(scheduler, image, noise, timesteps)
+        noisy: torch.Tensor = scheduler.add_noise(image, noise, timesteps)
+        return noisy
+
+    def _mix_first(
+        self, scheduler: Any, image: torch.Tensor, noise: torch.Tensor, timesteps: torch.Tensor, start: ImageStart
+    ) -> torch.Tensor:
+        if start.has_mask and start.strength == 1:
+            return self._scale_noise(noise, scheduler)
+        mixed = super()._mix_first(scheduler, image, noise, timesteps, start)
+        return mixed if start.has_mask else _store_by_pixel(mixed)
+
+    def _decode_outputs(self, latents: torch.Tensor, inputs: GenerationInputs) -> torch.Tensor:
+        by_pixel = inputs.start is not None and not inputs.start.has_mask
+        return super()._decode_outputs(_store_by_pixel(latents) if by_pixel else latents, inputs)
+
+    def _decode(self, latents: torch.Tensor) -> torch.Tensor:
+        vae, statistics = self.pipe.vae, self._find_statistics(latents)
+        if statistics is None:
+            return super()._decode(latents)
+        mean, std = statistics
         image: torch.Tensor = vae.decode(latents * std / vae.config.scaling_factor + mean, return_dict=False)[0]
         return image
 
+    def _find_statistics(self, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Mean and standard deviation of the latents of each channel, (1, channels, 1, 1), of models that have them."""
+        config = self.pipe.vae.config
+        if config.latents_mean is None or config.latents_std is None:
+            return None
+        mean, std = (
+            torch.tensor(moment).view(1, -1, 1, 1).to(like.device, like.dtype)
+            for moment in (config.latents_mean, config.latents_std)
+        )
+        return mean, std
+
     def _install_sequence_parallelism(self) -> None:
         """Only passes are shared out: a U-Net has no tokens that stay apart from layer to layer."""
+
+
+def _store_by_pixel(latents: torch.Tensor) -> torch.Tensor:
+    """Store latents as the stock image-to-image pipeline has them, where they lie as the VAE has made them."""
+    return latents.contiguous(memory_format=torch.channels_last)
+
+
+def _call_in_float32(module: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    weights = {name: tensor.float() for name, tensor in module.state_dict().items()}
+    outputs: torch.Tensor = torch.func.functional_call(module, weights, (inputs,))
+    return outputs
 
 
 ADAPTER = SDXLAdapter

@@ -111,9 +111,8 @@ class SteppingAdapter(PipelineAdapter):
         )
         for request, timestep, own in zip(requests, timesteps, noises, strict=True):
             guided = self._guide(request, own, timestep)
-            request.take_step(
-                self._scheduler_step(request.scheduler, guided, timestep, request.latents, request.tensors)
-            )
+            stepped = self._scheduler_step(request.scheduler, guided, timestep, request.latents, request.tensors)
+            request.take_step(self._keep_given(request, stepped))
 
     def _predict_packed(
         self, requests: list[DenoisingRequest], timesteps: list[torch.Tensor], inputs: list[torch.Tensor]
@@ -239,6 +238,10 @@ class SteppingAdapter(PipelineAdapter):
     ) -> torch.Tensor:
         """Call the scheduler for `_scheduler_step`; `arguments` are its further ones (the generator for noise, eta)."""
         stepped: torch.Tensor = scheduler.step(noise, timestep, latents, return_dict=False, **arguments)[0]
+        return stepped
+
+    def _keep_given(self, request: DenoisingRequest, stepped: torch.Tensor) -> torch.Tensor:
+        """Put what no step changes, such as a part of an image, into the latents of a request after its next step."""
         return stepped
 
     @abstractmethod

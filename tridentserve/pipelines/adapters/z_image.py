@@ -17,7 +17,7 @@ from diffusers.pipelines.z_image.pipeline_z_image import get_default_z_image_sig
 from tridentserve.errors import InvalidRequestError
 from tridentserve.parallel import ulysses
 from tridentserve.pipelines.adapters.conditions import join_texts, list_negative_prompts, list_prompts, repeat_texts
-from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
+from tridentserve.pipelines.adapters.image_start import ImageStartAdapter
 from tridentserve.pipelines.adapters.timestep_shift import compute_shift_mu, set_shifted_timesteps
 from tridentserve.pipelines.base import Tensors
 from tridentserve.pipelines.block_cache import JoinedStream
@@ -29,9 +29,9 @@ _MAX_TEXT_TOKENS = 512
 _PATCHES = "2-1"
 
 
-class ZImageAdapter(DiffusersAdapter):
-    """`ZImagePipeline`. With guidance, the condition has two rows: positive, then negative, as the stock pipeline calls
-    its transformer.
+class ZImageAdapter(ImageStartAdapter):
+    """`ZImagePipeline`, and its image-to-image and inpainting pipelines. With guidance, the condition has two rows:
+    positive, then negative, as the stock pipeline calls its transformer.
 
     Condition: prompt_embeds (rows, tokens of the longer, dim), text_tokens (rows,).
     Latents: (num_outputs, channels, height / 8, width / 8), in float32.
@@ -62,7 +62,9 @@ class ZImageAdapter(DiffusersAdapter):
     def _initialize(self, condition: Tensors, inputs: GenerationInputs, generator: torch.Generator) -> Tensors:
         channels = self.pipe.transformer.config.in_channels
         size = inputs.shape.height, inputs.shape.width
-        latents = self.pipe.prepare_latents(inputs.num_outputs, channels, *size, torch.float32, self.device, generator)
+        # What the stock pipeline mixes with an image is in the number format of the texts.
+        dtype = torch.float32 if inputs.start is None else condition["prompt_embeds"].dtype
+        latents = self.pipe.prepare_latents(inputs.num_outputs, channels, *size, dtype, self.device, generator)
         return {"latents": latents}
 
     def _set_timesteps(self, scheduler: Any, latents: torch.Tensor, num_inference_steps: int) -> None:
@@ -102,6 +104,12 @@ class ZImageAdapter(DiffusersAdapter):
         height, width = tensors["latents"].shape[2:]
         tokens = height // 2 * (width // 2)
         return JoinedStream(tokens + -tokens % SEQ_MULTI_OF, text_first=False)
+
+    def _decode_outputs(self, latents: torch.Tensor, inputs: GenerationInputs) -> torch.Tensor:
+        if inputs.start is not None and inputs.start.has_mask:
+            # The last bits depend on this: there, latents lie as the stock pipeline's VAE has made those of the image.
+            latents = latents.contiguous(memory_format=torch.channels_last)
+        return super()._decode_outputs(latents, inputs)
 
     def _unpack(self, latents: torch.Tensor, shape: Shape) -> torch.Tensor:
         return latents

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from deployments.http.app import create_api
 from deployments.schemas.edit import EditRequest, build_edit_request
 from deployments.schemas.image import parse_as
 from deployments.schemas.image_field import count_image_chars
@@ -293,7 +294,7 @@ async def test_bounds_hold_for_all_images_together(model: str, images: list[byte
     ("path", "model", "status", "says"),
     [
         (IMAGES, "tiny-kontext", 404, "edits images; send the request to /v1/images/edits"),
-        (EDITS, "tiny-sd3", 404, "makes images from text alone"),
+        (EDITS, "tiny-wan", 404, "makes videos; send the request to /v1/videos"),
         (EDITS, "tiny-wan-i2v", 404, "makes videos; send the request to /v1/videos"),
         ("/v1/videos", "tiny-kontext", 404, "edits images; send the request to /v1/images/edits"),
         (EDITS, "dall-e-3", 404, "there are tiny-kontext"),
@@ -310,6 +311,15 @@ async def test_models_have_routes_of_their_own(path: str, model: str | None, sta
 async def test_a_service_that_edits_nothing() -> None:
     async with open_client(FakeBackend()) as http:
         answer = await http.post(EDITS, json=BODY)
+        assert (answer.status_code, get_error(answer)["param"]) == (422, "image")
+        assert (
+            "tiny-sd3 starts from a prompt alone; `limits.max_images: 1` of this model" in get_error(answer)["message"]
+        )
+        # A body that has room for an image is read, so that its error is the one that helps.
+        assert (await http.post(EDITS, json={**BODY, "image": "A" * 2**20})).status_code == 422
+    app = create_api(FakeBackend(), {"tiny-wan": WITH_IMAGES["tiny-wan"]})
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+        answer = await http.post(EDITS, json=BODY)
         assert (answer.status_code, get_error(answer)["param"]) == (404, "model")
         assert "none of the served models edits images" in answer.text
         assert (await http.post(EDITS, json={**BODY, "image": "A" * 2**20})).status_code == 413
@@ -317,9 +327,10 @@ async def test_a_service_that_edits_nothing() -> None:
 
 async def test_bodies_may_have_an_image_in_addition_to_the_other_fields() -> None:
     most = 2**20 + count_image_chars(WITH_IMAGES)
-    assert count_image_chars(MODELS) == 0
+    assert count_image_chars({"tiny-wan": WITH_IMAGES["tiny-wan"]}) == 0
     video_model = WITH_IMAGES["tiny-wan-i2v"]
     assert most == 2**20 + 4 * -(-video_model.limits.max_image_bytes // 3)
+    assert count_image_chars(MODELS) == most - 2**20  # they could take images
     async with open_image_client(FakeBackend()) as http:
         body = json.dumps({**BODY, "image": ""}).encode()
         for size, status in ((most, 422), (most + 1, 413)):

@@ -154,6 +154,16 @@ def test_tied_tensors_are_kept_once(host: HostCopies, source: ModelSource) -> No
     assert copy.layout.nbytes < sum(tensor.nbytes for tensor in tensors.values())
 
 
+def test_e_has_the_vae_where_requests_may_start_from_an_image(source: ModelSource, tmp_path: Path) -> None:
+    plain, allowed = (
+        HostCopies(tmp_path, {"flux": ModelSource("flux", source.folder, image_start=allowed)}, CPU).get(E)
+        for allowed in (False, True)
+    )
+    vae = {name for name in allowed.names if name.startswith("vae.")}
+    assert vae == allowed.names.keys() - plain.names.keys() != set()
+    assert not plain.names.keys() - allowed.names.keys()
+
+
 def test_the_copy_for_a_gpu_is_another_file_with_every_tensor_aligned_as_cuda_allocates(
     source: ModelSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

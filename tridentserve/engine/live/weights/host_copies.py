@@ -140,7 +140,7 @@ class HostCopies:
         of this stage of the model for this kind of device, whatever it was made of."""
         source = self.source(replica)
         files, formats = [source.folder / MODEL_INDEX], self.formats(replica)
-        for component in read_family(source.folder).components[replica.stage]:
+        for component in read_family(source.folder, source.image_start).components[replica.stage]:
             files += sorted(path for path in (source.folder / component).glob("*") if path.is_file())
         # Resolved: files that two revisions of the hub share are the same ones, and so are copies of these alone.
         facts = [
@@ -182,7 +182,9 @@ class HostCopies:
 
     def _write(self, replica: Replica, stem: Path) -> None:
         logger.info("making the host copy of %s of %s in %s", replica.stage.value, replica.model, self._folder)
-        adapter = load_adapter(self.source(replica).folder, frozenset({replica.stage}), formats=self.formats(replica))
+        source, formats = self.source(replica), self.formats(replica)
+        stages = frozenset({replica.stage})
+        adapter = load_adapter(source.folder, stages, formats=formats, image_start=source.image_start)
         names: dict[str, str] = {}
         slots: dict[tuple[int, torch.Size, torch.dtype], str] = {}
         distinct: dict[str, torch.Tensor] = {}

@@ -232,7 +232,12 @@ class ReplicaStore:
         if replica not in self._adapters:
             source, stages = self._host.source(replica), frozenset({replica.stage})
             self._adapters[replica] = load_adapter(
-                source.folder, stages, device=str(self._device), formats=self._host.formats(replica), weights=False
+                source.folder,
+                stages,
+                device=str(self._device),
+                formats=self._host.formats(replica),
+                weights=False,
+                image_start=source.image_start,
             )
             kernels.install(self._adapters[replica], source.kernels)
             # Members that skip different layers would wait for each other's shards.

@@ -248,10 +248,10 @@ class Denoising:
             state = _unpack_state(parcel) if is_state(parcel) else adapter.prepare(parcel.tensors, content)
             if member.steps is None or (state.step != member.steps[0] and member not in plan.inherited):
                 raise HandoffError(f"plan {plan.plan_id} starts at step {member.steps}, its state is at {state.step}")
-            if state.num_steps != content.num_inference_steps:
+            if state.num_steps != content.computed_steps:
                 # Plans do the steps asked for: the outputs would be made of latents that are not done.
                 raise InvalidRequestError(
-                    f"this model's scheduler makes {state.num_steps} steps of {content.num_inference_steps}; ask for "
+                    f"this model's scheduler makes {state.num_steps} steps of {content.computed_steps}; ask for "
                     "another number",
                     "num_inference_steps",
                 )
