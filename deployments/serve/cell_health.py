@@ -24,6 +24,7 @@ def combine_health(cells: Sequence[Mapping[str, Any]], num_workers: int) -> dict
     for cell in cells:
         for name, state in cell.get("models", {}).items():
             models[name] = "serving" if "serving" in (state, models.get(name)) else state
+    aside = {worker: why for cell in cells for worker, why in cell.get("aside", {}).items()}
     return {
         "status": status,
         "workers": sum(cell.get("workers", 0) for cell in cells),
@@ -34,4 +35,5 @@ def combine_health(cells: Sequence[Mapping[str, Any]], num_workers: int) -> dict
         "cells": [
             {"status": state, "workers": cell.get("workers", 0)} for state, cell in zip(states, cells, strict=True)
         ],
+        **({"aside": aside} if aside else {}),
     }

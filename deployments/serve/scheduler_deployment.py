@@ -177,10 +177,19 @@ class SchedulerDeployment:
     async def get_health(self) -> dict[str, Any]:
         engine, total = self._require_engine(), self._num_workers
         alive, warming = engine.list_live_workers(), dict(engine.warming)
-        status = "ready" if len(alive) == total else "degraded" if alive else "warming" if warming else "starting"
+        status = (
+            "ready"
+            if len(alive) == total and not engine.aside
+            else "degraded"
+            if alive
+            else "warming"
+            if warming
+            else "starting"
+        )
         models = self._reconciler.describe() if self._reconciler is not None else {}
         health = {"status": status, "workers": len(alive), "workers_total": total, "placement": engine.placement}
-        return {**health, **models, **({"warming": warming} if warming else {})}
+        aside = {"aside": dict(engine.aside)} if engine.aside else {}
+        return {**health, **models, **aside, **({"warming": warming} if warming else {})}
 
     def check_health(self) -> None:
         """Raises when the scheduler's thread has ended. If it also asked for workers, the loss of one would take the

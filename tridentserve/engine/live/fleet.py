@@ -109,6 +109,12 @@ class WorkerFleet:
             handle.run_plan(plan, inputs, peak, is_watched, take)
         return handle is not None
 
+    def end_broken(self, worker_id: WorkerId) -> None:
+        """End a worker whose process cannot use its device any more; another process may, and takes its place."""
+        for handle in self.list_handles([worker_id]):
+            logger.error("worker %s is ended: its process cannot use its device any more", worker_id)
+            handle.kill()
+
     def set_placement(self, placement: PlacementPlan) -> None:
         """Tell all workers what they are to hold from now on; one that comes back begins with it."""
         for worker_id, member in self._workers.items():

@@ -56,10 +56,14 @@ class Detours:
             yield rest, _NOBODY
 
     def _find_hidden(self, spec: RequestSpec) -> frozenset[WorkerId]:
-        """The workers on which a request is not to be tried again."""
+        """The workers on which a request is not to be tried again: where it has failed, or if no others are left, where
+        it has failed alone."""
         aside = frozenset(self._faults.list_aside())
-        shunned = self._faults.find_shunned((spec.request_id,)) - aside
-        return shunned if shunned and self._can_run_without(spec, shunned | aside) else _NOBODY
+        for alone in (False, True):
+            shunned = self._faults.find_shunned((spec.request_id,), alone) - aside
+            if shunned and self._can_run_without(spec, shunned | aside):
+                return shunned
+        return _NOBODY
 
     def _can_run_without(self, spec: RequestSpec, without: Collection[WorkerId]) -> bool:
         """True when the live workers could run such a request without some of them."""

@@ -2,8 +2,8 @@
 
 A worker whose device is broken fails at once whatever it is given. It is always idle then, and without this it would
 be given every request, one after another. But a plan may also fail because of a request in it, and that one fails
-wherever it is tried. So failures count against a worker only as long as their requests have failed nowhere else, or have
-ended well there.
+wherever it is tried. So failures count against a worker only as long as their requests have failed nowhere else, or
+have ended well there.
 """
 
 from __future__ import annotations
@@ -49,29 +49,33 @@ class FaultWatch:
         self._enough = math.inf if max_failures is None else max_failures
         self._aside_s = aside_s
         self._streaks: dict[WorkerId, _Streak] = {}
-        # The workers on which requests that have not ended have failed.
-        self._failed_on: dict[str, frozenset[WorkerId]] = {}
+        # The workers on which requests that have not ended have failed, and whether they were alone in a plan then.
+        self._failed_on: dict[str, dict[WorkerId, bool]] = {}
 
     @property
     def knows_failures(self) -> bool:
         """True while a request that has failed has not ended, or a worker has failed its last plan."""
         return bool(self._failed_on or self._streaks)
 
-    def find_shunned(self, request_ids: Iterable[str]) -> frozenset[WorkerId]:
-        """The workers on which any of these requests has failed."""
+    def find_shunned(self, request_ids: Iterable[str], alone: bool = False) -> frozenset[WorkerId]:
+        """The workers on which any of these requests has failed. `alone`: not only with others, one of which may have
+        been at fault."""
         if not self._failed_on:
             return frozenset()
-        return frozenset[WorkerId]().union(*(self._failed_on.get(name, ()) for name in request_ids))
+        found = (item for name in request_ids for item in self._failed_on.get(name, {}).items())
+        return frozenset(worker_id for worker_id, was_alone in found if was_alone or not alone)
 
     def note_failure(self, request_ids: Iterable[str], workers: Sequence[WorkerId]) -> None:
         """A plan has failed because of these workers, or of one of these requests."""
         names = set(request_ids)
         if not names:
             return
-        for name in names if workers else ():
-            self._failed_on[name] = self._failed_on.get(name, frozenset()).union(workers)
-        for worker_id in workers if self._enough < math.inf else ():
-            self._streaks.setdefault(worker_id, _Streak()).add(set(names))
+        for worker_id in workers:
+            for name in names:
+                known = self._failed_on.setdefault(name, {})
+                known[worker_id] = known.get(worker_id, False) or len(names) == 1
+            if self._enough < math.inf:
+                self._streaks.setdefault(worker_id, _Streak()).add(set(names))
 
     def note_success(self, plan: DispatchPlan) -> list[ev.Effect]:
         """A plan has ended well: its workers are given plans again, if they were set aside."""
@@ -103,8 +107,10 @@ class FaultWatch:
                 if now_s >= streak.until_s:
                     effects.append(self._release(worker_id, streak, "it is tried again"))
                 elif count < self._enough:
-                    effects.append(self._release(worker_id, streak, "its requests have failed elsewhere too"))
-            elif count >= self._enough and streak.others_ran and self._pool.has_other(worker_id):
+                    streak.until_s = None
+                    streak.times_aside -= 1
+                    effects.append(self._reinstate(worker_id, "its requests have failed elsewhere too"))
+            elif count >= self._enough and streak.others_ran and self._pool.is_replaceable(worker_id):
                 effects.append(self._set_aside(worker_id, streak, count, now_s))
         return effects
 
@@ -138,8 +144,10 @@ class FaultWatch:
 
     def _count(self, worker_id: WorkerId, streak: _Streak) -> int:
         """The failed plans of which all requests have failed nowhere else, or have ended well elsewhere."""
-        own = {worker_id}
-        return sum(all(self._failed_on.get(name, own) == own for name in names) for names in streak.failures)
+        own = {worker_id: True}
+        return sum(
+            all(self._failed_on.get(name, own).keys() == own.keys() for name in names) for names in streak.failures
+        )
 
     def _set_aside(self, worker_id: WorkerId, streak: _Streak, count: int, now_s: float) -> ev.SetAside:
         streak.until_s = now_s + self._aside_s * 2 ** min(streak.times_aside, _MOST_DOUBLINGS)

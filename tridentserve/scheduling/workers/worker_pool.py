@@ -128,9 +128,11 @@ class WorkerPool:
     def any_aside(self, worker_ids: Iterable[WorkerId]) -> bool:
         return any(self._workers[worker_id].aside for worker_id in worker_ids)
 
-    def has_other(self, worker_id: WorkerId) -> bool:
-        """True when another worker is alive and has not been set aside."""
-        return any(worker.takes_plans for other, worker in self._workers.items() if other != worker_id)
+    def is_replaceable(self, worker_id: WorkerId) -> bool:
+        """True when all that a worker is meant to hold is held by others that are alive and have not been set aside."""
+        others = [worker for other, worker in self._workers.items() if other != worker_id and worker.takes_plans]
+        held = {replica for worker in others for replica in worker.replicas}
+        return bool(others) and self._workers[worker_id].replicas <= held
 
     def node_of(self, worker_id: WorkerId) -> str:
         return self._workers[worker_id].spec.node_id
