@@ -369,7 +369,7 @@ class Scheduler:
             raise PolicyError(f"the replanner failed: {error!r}") from error
 
     def _list_running(self, shunned: frozenset[WorkerId], now_s: float) -> list[RunningRequest]:
-        """What runs on workers that the policy sees."""
+        """The requests that run on workers which the policy sees."""
         hidden = shunned.union(self._faults.list_aside())
         runs = (run for run in self._ledger.runs.values() if not hidden.intersection(run.assignment.diffuse))
         return [run.view(request, now_s) for run in runs for request in run.requests]

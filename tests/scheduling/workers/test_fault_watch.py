@@ -13,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engine.simulated.greedy import Greedy
+from tests.scheduling.fakes import FixedDispatcher
+from tests.scheduling.test_scheduler import Run
 from tridentserve.plans import DispatchPlan, StageSpan, WorkerId
 from tridentserve.protocols import ClusterView, Decisions, WorkerView
 from tridentserve.requests import RequestSpec
@@ -21,6 +23,7 @@ from tridentserve.scheduling.decision_log import LogEntry, decode_entry, encode_
 from tridentserve.scheduling.scheduler import Scheduler, SchedulerOptions
 from tridentserve.scheduling.workers.fault_watch import FaultWatch
 from tridentserve.scheduling.workers.worker_pool import WorkerPool
+from tridentserve.stages import PlacementType
 from tridentserve.testing import FixedTimes, make_cluster, make_request
 
 ASIDE_S, RUN_S, FAIL_S = 30.0, 6.0, 0.02
@@ -293,6 +296,48 @@ def test_it_waits_for_another_worker_and_lets_others_have_the_idle_one() -> None
     service = Service(frozenset({"w0"}), frozenset(), 2)
     service.run(spread(3, 0.0))
     assert service.ran_on == {"r0": ["w0", "w1"], "r1": ["w1"], "r2": ["w0", "w1"]}
+
+
+# A lone C, whose worker is chosen when it is due.
+
+DECODERS = {"e": PlacementType.E, "d": PlacementType.D, "c": PlacementType.C, "c2": PlacementType.C}
+
+
+def run_to_decode(run: Run, start_s: float) -> list[ev.Effect]:
+    """E and D of the request that waits; returns what comes of their end."""
+    (effect,) = run.finish(run.plan(ev.Tick(), start_s), start_s, start_s + 1.0)
+    assert isinstance(effect, ev.RunPlan)
+    return run.finish(effect.plan, start_s + 1.0, start_s + 2.0)
+
+
+def find_plan(effects: Sequence[ev.Effect]) -> DispatchPlan:
+    (effect,) = [effect for effect in effects if isinstance(effect, ev.RunPlan)]
+    return effect.plan
+
+
+def test_a_decode_waits_for_a_worker_on_which_it_has_not_failed() -> None:
+    run = Run(FixedDispatcher("e", "d", "c"), DECODERS)
+    run.on(ev.RequestArrived(make_request("a")))
+    first = find_plan(run_to_decode(run, 0.0))
+    run.on(ev.RequestArrived(make_request("b")))
+    second = find_plan(run_to_decode(run, 10.0))
+    assert (first.workers, second.workers) == (("c",), ("c2",))
+    (requeued,) = run.on(ev.PlanFailed(second.plan_id, "AcceleratorError", workers=("c2",)), 20.0)
+    assert isinstance(requeued, ev.Requeue)
+    assert run_to_decode(run, 20.0) == [], "c2 is idle"
+    ended, again = run.finish(first, 12.0, 30.0)
+    assert isinstance(ended, ev.Finish)
+    assert find_plan([again]).workers == ("c",)
+
+
+@pytest.mark.parametrize(("aside", "worker_id"), [({"c"}, "c2"), ({"c", "c2"}, "c"), (set[str](), "c")])
+def test_a_decode_goes_round_workers_that_are_set_aside(aside: set[WorkerId], worker_id: WorkerId) -> None:
+    """Unless all are."""
+    run = Run(FixedDispatcher("e", "d", "c"), DECODERS)
+    run.on(ev.RequestArrived(make_request("a")))
+    for each in aside:
+        run.scheduler._pool.set_aside(each, True)
+    assert find_plan(run_to_decode(run, 0.0)).workers == (worker_id,)
 
 
 class Needs(Greedy):

@@ -27,7 +27,7 @@ class _Streak:
     """The failures of a worker since a plan has last ended well on it."""
 
     failures: list[set[str]] = field(default_factory=list)
-    """Of each plan that failed, the requests that have not ended well elsewhere."""
+    """The requests of each plan that failed which have not ended well elsewhere."""
     others_ran: bool = False
     """A plan has ended well on another worker since the first of them."""
     times_aside: int = 0
