@@ -205,21 +205,18 @@ class Service:
     def make_policy(self) -> Greedy:
         return Greedy(degree=self.degree, batch=self.batch)
 
-    def run(self, arrivals: Sequence[tuple[float, RequestSpec]], until_s: float = 2000.0) -> None:
+    def run(self, arrivals: Sequence[tuple[float, RequestSpec]]) -> None:
         """Plans end after a time that is always the same."""
-        self.scheduler, self.log, self.ran_on = (
-            self.make_scheduler(),
-            list[LogEntry](),
-            defaultdict[str, list[str]](list),
-        )
+        self.scheduler, self.log = self.make_scheduler(), list[LogEntry]()
+        self.ran_on = defaultdict[str, list[str]](list)
         numbers = itertools.count()
         queue: list[tuple[float, int, ev.Event]] = []
 
         def post(at_s: float, event: ev.Event) -> None:
             heapq.heappush(queue, (at_s, next(numbers), event))
 
-        for spec, _ in self.scheduler._pool.list_all():
-            post(0.0, ev.WorkerJoined(spec))
+        for worker, _ in self.scheduler._pool.list_all():
+            post(0.0, ev.WorkerJoined(worker))
         for at_s, spec in arrivals:
             post(at_s, ev.RequestArrived(spec))
         while queue:
@@ -230,7 +227,7 @@ class Service:
                 for effect in effects:
                     if isinstance(effect, ev.RunPlan):
                         post(*self._end(effect.plan, now_s))
-            if now_s < until_s and self.scheduler.num_pending and not queue:
+            if now_s < 2000.0 and self.scheduler.num_pending and not queue:
                 post(now_s + 1.0, ev.Tick())
 
     def _end(self, plan: DispatchPlan, now_s: float) -> tuple[float, ev.Event]:
