@@ -92,6 +92,12 @@ class WorkerFleet:
         handles = (self._workers[worker_id].handle for worker_id in worker_ids)
         return [handle for handle in handles if handle is not None]
 
+    def end_broken(self, worker_id: WorkerId) -> None:
+        """End a worker whose process cannot use its device any more; another process may, and takes its place."""
+        for handle in self.list_handles([worker_id]):
+            logger.error("worker %s is ended: its process cannot use its device any more", worker_id)
+            handle.kill()
+
     def run_plan(
         self,
         worker_id: WorkerId,
@@ -108,12 +114,6 @@ class WorkerFleet:
         if handle is not None:
             handle.run_plan(plan, inputs, peak, is_watched, take)
         return handle is not None
-
-    def end_broken(self, worker_id: WorkerId) -> None:
-        """End a worker whose process cannot use its device any more; another process may, and takes its place."""
-        for handle in self.list_handles([worker_id]):
-            logger.error("worker %s is ended: its process cannot use its device any more", worker_id)
-            handle.kill()
 
     def set_placement(self, placement: PlacementPlan) -> None:
         """Tell all workers what they are to hold from now on; one that comes back begins with it."""
