@@ -183,12 +183,18 @@ class Scheduler:
     def on(self, event: ev.Event, now_s: float) -> list[ev.Effect]:
         """Take in one event. Reports of plans that are unknown (reported already) are ignored. Raises `PolicyError`
         when a tick's policy fails: what it holds has been decided before, the next tick may do better."""
-        effects = self._take_in(event, now_s)
+        try:
+            effects = self._take_in(event, now_s)
+        except PolicyError as error:
+            self._faults.note_ends(error.effects)
+            raise
         if isinstance(event, ev.CheckpointSaved):
             return effects  # it moves nobody
         self._faults.note_ends(effects)
         effects += self._faults.review(now_s)
-        effects += self._runner.send_due(now_s)
+        due = self._runner.send_due(now_s)
+        self._faults.note_ends(due)
+        effects += due
         effects += self._models.take_due()
         return self._predictor.follow(effects, now_s) if self._predictor is not None else effects
 

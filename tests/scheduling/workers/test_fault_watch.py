@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engine.simulated.greedy import Greedy
-from tests.scheduling.fakes import FixedDispatcher
+from tests.scheduling.fakes import FixedDispatcher, sole
 from tests.scheduling.test_scheduler import Run
 from tridentserve.plans import DispatchPlan, StageSpan, WorkerId
 from tridentserve.protocols import ClusterView, Decisions, WorkerView
@@ -335,6 +335,22 @@ def test_a_decode_goes_round_workers_that_are_set_aside(aside: set[WorkerId], wo
     for each in aside:
         run.scheduler._pool.set_aside(each, True)
     assert find_plan(run_to_decode(run, 0.0)).workers == (worker_id,)
+
+
+def test_nothing_is_kept_of_a_request_that_is_given_up_when_it_is_due() -> None:
+    """It has failed at C once, and the worker for which it waits is lost."""
+    run = Run(FixedDispatcher("e", "d", "c"), {name: DECODERS[name] for name in ("e", "d", "c")}, max_retries=1)
+    run.on(ev.RequestArrived(make_request("a")))
+    first = find_plan(run_to_decode(run, 0.0))
+    run.on(ev.RequestArrived(make_request("b")))
+    assert run_to_decode(run, 2.0) == []
+    _, given = run.on(ev.PlanFailed(first.plan_id, "AcceleratorError", workers=("c",)), 10.0)
+    assert sole(find_plan([given])).request_id == "b"
+    assert run_to_decode(run, 10.0) == []
+    assert run.scheduler._faults.find_shunned("a") == {"c"}
+    (rejected,) = run.on(ev.WorkerLost("c", "killed"), 20.0)
+    assert isinstance(rejected, ev.Reject)
+    assert run.scheduler._faults.find_shunned("a") == frozenset()
 
 
 class Needs(Greedy):
