@@ -70,7 +70,7 @@ def make_service_options(args: AppArgs) -> ServiceOptions:
         policy=args.dispatch.policy,
         dispatch=DispatchOptions(**collect_values(DispatchOptions, args.dispatch)),
         scheduler=SchedulerOptions(
-            **collect_values(SchedulerOptions, args, args.checkpoints, args.scheduler),
+            **collect_values(SchedulerOptions, args, args.checkpoints, args.faults, args.scheduler),
             slo_scale={model.name: model.slo_scale for model in args.models},
         ),
         replan=args.replan.make_options(),

@@ -13,7 +13,7 @@ from deployments.config.models import ModelArgs
 from deployments.config.names import name_models
 from deployments.config.planning import DispatchArgs, LoadArgs, ReplanArgs
 from deployments.config.profiling import ProfilingArgs
-from deployments.config.replicas import CheckpointsArgs, ReplicasArgs
+from deployments.config.replicas import CheckpointsArgs, FaultsArgs, ReplicasArgs
 from deployments.config.videos import VideosArgs
 from dispatch.options import Positive
 from dispatch.policies import find_policy
@@ -173,6 +173,7 @@ class AppArgs(Args):
     checkpoints: CheckpointsArgs = Field(
         default=CheckpointsArgs(), description="Says how often the states of requests are saved on other workers."
     )
+    faults: FaultsArgs = Field(default=FaultsArgs(), description="Says when a worker on which plans fail is set aside.")
     videos: VideosArgs = Field(
         default=VideosArgs(), description="Says where video jobs and their files are kept, and for how long."
     )

@@ -1,4 +1,5 @@
-"""Options of the loads of weights into workers, and of the state checkpoints that limit what a lost worker costs."""
+"""Options of the loads of weights into workers, of the state checkpoints that limit what a lost worker costs, and of
+workers that fail without being lost."""
 
 from __future__ import annotations
 
@@ -41,3 +42,10 @@ class CheckpointsArgs(Args):
 
     every_s: float = make_option(SchedulerOptions, "checkpoint_s")
     every_steps: int | None = make_option(SchedulerOptions, "checkpoint_steps")
+
+
+class FaultsArgs(Args):
+    """Workers that live on while plans fail on them: when they are given no others for a while."""
+
+    max_worker_failures: int | None = make_option(SchedulerOptions, "max_worker_failures")
+    aside_s: float = make_option(SchedulerOptions, "aside_s")

@@ -26,6 +26,7 @@ def combine_health(cells: Sequence[Mapping[str, Any]], num_workers: int) -> dict
     for cell in cells:
         for name, state in cell.get("models", {}).items():
             models[name] = next((best for best in _OPEN if best in (state, models.get(name))), state)
+    aside = {worker: why for cell in cells for worker, why in cell.get("aside", {}).items()}
     return {
         "status": status,
         "workers": sum(cell.get("workers", 0) for cell in cells),
@@ -36,4 +37,5 @@ def combine_health(cells: Sequence[Mapping[str, Any]], num_workers: int) -> dict
         "cells": [
             {"status": state, "workers": cell.get("workers", 0)} for state, cell in zip(states, cells, strict=True)
         ],
+        **({"aside": aside} if aside else {}),
     }

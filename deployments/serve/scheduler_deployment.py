@@ -178,10 +178,11 @@ class SchedulerDeployment:
     async def get_health(self) -> dict[str, Any]:
         engine, total = self._require_engine(), self._num_workers
         alive, warming = engine.list_live_workers(), dict(engine.warming)
-        status = "ready" if len(alive) == total else "degraded" if alive else "warming" if warming else "starting"
+        is_whole = len(alive) == total and not engine.aside
+        status = "ready" if is_whole else "degraded" if alive else "warming" if warming else "starting"
         models = self._reconciler.describe() if self._reconciler is not None else {}
         health = {"status": status, "workers": len(alive), "workers_total": total, "placement": engine.placement}
-        under_way = {"warming": warming, "warming_models": dict(engine.warming_models)}
+        under_way = {"warming": warming, "warming_models": dict(engine.warming_models), "aside": dict(engine.aside)}
         return {**health, **models, **{key: told for key, told in under_way.items() if told}}
 
     def check_health(self) -> None:

@@ -44,6 +44,7 @@ class RecordingDevice(CpuDevice):
         self.error = 0
         self.held = threading.Event()  # copies begin when it is set
         self.held.set()
+        self.breaking: type[Exception] | None = None  # errors after which it cannot be used
         self._num_marks = 0
 
     def enter_thread(self) -> None:
@@ -56,6 +57,9 @@ class RecordingDevice(CpuDevice):
 
     def wait_for_work(self) -> None:
         self.calls.append("wait for work")
+
+    def is_broken_by(self, error: BaseException) -> bool:
+        return self.breaking is not None and isinstance(error, self.breaking)
 
     def make_copy_call(self, name: str) -> RecordingCopies:
         return RecordingCopies(self, name)

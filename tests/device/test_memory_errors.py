@@ -26,7 +26,7 @@ from tridentserve.engine.live.worker.plan_memory import RunningPlan
 from tridentserve.engine.live.worker.plan_runner import PlanRunner
 from tridentserve.engine.live.worker.worker import _start_link
 from tridentserve.engine.options import Transport, WorkerOptions
-from tridentserve.errors import ConfigError, OutOfMemoryError, WorkerError
+from tridentserve.errors import ConfigError, GroupError, OutOfMemoryError, WorkerError
 from tridentserve.models.decoded_outputs import DecodedOutputs
 from tridentserve.pipelines.lora.lora_cache import LoraCache
 from tridentserve.plans import DispatchPlan, PlanMember, Replica
@@ -170,8 +170,47 @@ async def test_a_load_that_found_no_memory_is_tried_again_in_an_empty_one() -> N
 def test_errors_of_the_allocators_are_known() -> None:
     of_cpu = RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory")
     assert all(is_out_of_memory(error) for error in (MemoryError(), torch.OutOfMemoryError(MESSAGE), of_cpu))
-    assert not any(is_out_of_memory(error) for error in (OutOfMemoryError("planned"), RuntimeError("shape"), None))
+    others = (OutOfMemoryError("planned"), RuntimeError("shape"), GroupError("a member died"), None)
+    assert not any(is_out_of_memory(error) for error in others)
     assert describe_out_of_memory(MemoryError()) == "MemoryError"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation' in https://docs.nvidia.com/cuda/ for more.",
+        "CUDA driver error: out of memory",
+        "Triton Error [CUDA]: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+        "cuFFT error: CUFFT_ALLOC_FAILED",
+        "NCCL error in: NCCLUtils.cpp:93, unhandled cuda error (run with NCCL_DEBUG=INFO for details), NCCL version "
+        "2.29.3\nncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 2 'out of memory'",
+        "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nFailed to CUDA calloc async 608 bytes",
+    ],
+)
+def test_errors_of_cuda_and_its_libraries_are_known(message: str) -> None:
+    error = torch.AcceleratorError(message)
+    assert is_out_of_memory(error)
+    assert is_out_of_memory(RuntimeError(message))
+    of_group = GroupError("cannot make group 'g' as rank 0 of 2")
+    of_group.__cause__ = error
+    assert is_out_of_memory(of_group)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "CUDA error: an illegal memory access was encountered",
+        "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm(...)`",
+        "CUDA error: uncorrectable ECC error encountered",
+        "NCCL error: ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 719 'unspecified "
+        "launch failure'",
+    ],
+)
+def test_others_are_not_taken_for_them(message: str) -> None:
+    assert not is_out_of_memory(torch.AcceleratorError(message))
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,15 @@ to other GPUs."""
 from __future__ import annotations
 
 import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
 
+from tests.support.processes import output_of
 from tridentserve.device import find_device
 from tridentserve.engine.live.transport.parcel import Parcel
 from tridentserve.engine.live.worker.denoising import StepControl
@@ -23,8 +26,29 @@ pytestmark = pytest.mark.gpu
 _CYCLES = 2_000_000_000  # about a second
 
 
+# A kernel with an index out of bounds, and then a probe.
+_BREAKING = """
+import torch
+from tridentserve.device import find_device
+
+gpu = torch.device("cuda")
+table, device = torch.zeros(4, device=gpu), find_device(gpu)
+print(device.is_broken_by(ValueError("nothing has happened yet")))
+try:
+    table[torch.tensor([1 << 20], device=gpu)].cpu()
+except RuntimeError as error:
+    print(device.is_broken_by(error), type(error).__name__)
+"""
+
+
 def keep_busy() -> None:
     torch.cuda._sleep(_CYCLES)  # type: ignore[no-untyped-call]
+
+
+def test_a_kernel_that_fails_leaves_the_process_a_broken_device(gpu: torch.device) -> None:
+    """In a process of its own."""
+    output = output_of([sys.executable, "-c", _BREAKING], Path(__file__).parents[2])
+    assert output.split() == ["False", "True", "AcceleratorError"]
 
 
 async def test_a_copy_waits_for_what_made_its_tensors_and_not_for_later_work(gpu: torch.device) -> None:

@@ -125,6 +125,10 @@ class ComputeDevice(Protocol):
     def make_layer_copies(self) -> LayerCopies:
         """Copies of layers beside what computes."""
 
+    def is_broken_by(self, error: BaseException) -> bool:
+        """True when this process cannot use the device any more, as it shows after an error; another process may. To be
+        called in the thread that computes."""
+
     # Memory.
 
     def make_host_buffer(self, nbytes: int) -> torch.Tensor:

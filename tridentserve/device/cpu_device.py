@@ -78,6 +78,9 @@ class CpuDevice:
     def make_layer_copies(self) -> LayerCopies:
         return ThreadedLayerCopies()
 
+    def is_broken_by(self, error: BaseException) -> bool:
+        return False
+
     def make_host_buffer(self, nbytes: int) -> torch.Tensor:
         return torch.empty(nbytes, dtype=torch.uint8)
 

@@ -16,6 +16,7 @@ from tridentserve.device.backends import make_nccl
 from tridentserve.device.compute_device import CopyCall, DeviceMemory, LayerCopies, MemoryPeak, WorkMark
 from tridentserve.device.copy_thread import CopyThread
 from tridentserve.device.gpu_links import read_gpu_links
+from tridentserve.device.memory_errors import is_out_of_memory
 from tridentserve.device.memory_peaks import AllocatorPeak
 
 # torch allocates every tensor at a multiple of this.
@@ -54,6 +55,7 @@ class CudaDevice:
 
     def __init__(self, torch_device: torch.device) -> None:
         self.torch_device = torch_device
+        self._probing: torch.cuda.Stream | None = None
 
     @property
     def name(self) -> str:
@@ -91,6 +93,21 @@ class CudaDevice:
 
     def make_stream(self) -> torch.cuda.Stream:
         return torch.cuda.Stream(self.torch_device)  # type: ignore[no-untyped-call]
+
+    def is_broken_by(self, error: BaseException) -> bool:
+        """After an illegal access, an assertion or a launch that failed in a kernel, after an uncorrectable error of
+        memory, or when the GPU is off the bus, all later calls of the process fail; other errors are of one call only.
+        The probe has a stream of its own, as those of a group may hang."""
+        if is_out_of_memory(error):
+            return False
+        self._drain_error()
+        try:
+            self._probing = self._probing or self.make_stream()
+            with torch.cuda.stream(self._probing):
+                torch.zeros(1, device=self.torch_device).item()
+        except RuntimeError as failure:  # `torch.AcceleratorError` is one
+            return not is_out_of_memory(failure)
+        return False
 
     def make_host_buffer(self, nbytes: int) -> torch.Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)

@@ -9,7 +9,7 @@ from tridentserve.errors import ProfileError
 from tridentserve.plans import DispatchPlan, PlanMember, Replica
 from tridentserve.protocols import Assignment, Preemption
 from tridentserve.scheduling import events as ev
-from tridentserve.scheduling.auxiliary_queues import DecodeQueue, EncodeQueue, can_run_as_planned, find_other_leg
+from tridentserve.scheduling.auxiliary_queues import DecodeQueue, EncodeQueue, OtherPlaces, can_run_as_planned
 from tridentserve.scheduling.checkpoint_schedule import CheckpointSchedule
 from tridentserve.scheduling.estimation.expected_times import ExpectedTimes
 from tridentserve.scheduling.ledger import Ledger
@@ -28,6 +28,7 @@ class AssignmentRunner:
         ledger: Ledger,
         pool: WorkerPool,
         times: ExpectedTimes,
+        places: OtherPlaces,
         encodes: EncodeQueue,
         decodes: DecodeQueue,
         checkpoints: CheckpointSchedule,
@@ -35,6 +36,7 @@ class AssignmentRunner:
         self._ledger = ledger
         self._pool = pool
         self._times = times
+        self._places = places
         self._encodes = encodes
         self._decodes = decodes
         self._checkpoints = checkpoints
@@ -196,10 +198,7 @@ class AssignmentRunner:
         if self._encodes.accepts(run):
             self._encodes.add(run, self._times.leg_s(leg, run, len(run.requests)), reason)
             return []
-        unit = self._times.unit(model, leg)
-        where = (
-            leg if can_run_as_planned(self._pool, model, leg) else find_other_leg(self._pool, model, leg, now_s, unit)
-        )
+        where = leg if can_run_as_planned(self._pool, model, leg) else self._places.find_leg(run, now_s)
         return self._send_or_requeue([run], where, now_s, reason)
 
     def _send_or_requeue(self, runs: Sequence[Run], leg: Leg | None, now_s: float, reason: str) -> list[ev.Effect]:

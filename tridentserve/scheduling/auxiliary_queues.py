@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Literal
 
 from tridentserve.plans import DispatchPlan, Replica, WorkerId
@@ -19,23 +19,51 @@ _LATE_RUNTIMES = 5.0
 
 
 def can_run_as_planned(pool: WorkerPool, model: str, leg: Leg) -> bool:
-    """True when a leg can run where it was planned: its workers are alive, and if it is a lone E or C, its worker is
-    meant to hold that stage, or still does."""
+    """True when a leg can run where it was planned: its workers are alive, and if it is a lone E or C, its worker has
+    not been set aside, and is meant to hold that stage, or still does."""
     if not pool.all_alive(leg.workers):
         return False
     if not _is_lone(leg):
         return True
+    if pool.any_aside(leg.workers):
+        return False
     replica = Replica(model, leg.stages[0])
     return pool.holds(leg.workers[0], replica) or not pool.list_missing(leg.workers[0], [replica])
 
 
-def find_other_leg(pool: WorkerPool, model: str, leg: Leg, now_s: float, unit: int) -> Leg | None:
-    """A lone E or C can go to any worker that holds it (or to any `unit` of them that hold it together); D, with its
-    reserved workers, cannot: None."""
-    if not _is_lone(leg):
+class OtherPlaces:
+    """The other workers to which a lone E or C can go."""
+
+    def __init__(
+        self, pool: WorkerPool, times: StageTimes, find_shunned: Callable[[Iterable[str]], frozenset[WorkerId]]
+    ):
+        """`find_shunned`: the workers on which requests are not to be tried again, where others can run them."""
+        self._pool = pool
+        self._times = times
+        self._find_shunned = find_shunned
+
+    def find_leg(self, run: Run, now_s: float) -> Leg | None:
+        """The next leg of a run, on workers that hold its stage, as many of them as hold it together; None where there
+        are none, and for D, with its reserved workers."""
+        leg, model = run.legs[0], run.spec.model
+        if not _is_lone(leg):
+            return None
+        unit = self._times.unit(model, leg.stages[0])
+        holders = self._pool.list_holders(Replica(model, leg.stages[0]), leg.workers[0], now_s)
+        shunned = self._shun(run)
+        for able in ([worker_id for worker_id in holders if worker_id not in shunned], holders):
+            if units := self._pool.list_blocks(able, unit):
+                return Leg(leg.stages, units[0])
         return None
-    units = pool.list_blocks(pool.list_holders(Replica(model, leg.stages[0]), leg.workers[0], now_s), unit)
-    return Leg(leg.stages, units[0]) if units else None
+
+    def list_idle(self, run: Run) -> Collection[WorkerId]:
+        """The idle workers of the kind of those that were planned for the next leg of a run."""
+        workers = run.legs[0].workers
+        idle, shunned = self._pool.list_idle(self._pool.kind(workers[0])), self._shun(run).difference(workers)
+        return [worker_id for worker_id in idle if worker_id not in shunned] if shunned else idle
+
+    def _shun(self, run: Run) -> frozenset[WorkerId]:
+        return self._find_shunned(request.spec.request_id for request in run.requests)
 
 
 def _is_lone(leg: Leg) -> bool:
@@ -50,10 +78,11 @@ class EncodeQueue:
     could wait for itself, because workers are reserved for runs whose E is not done. Such an E queues at the worker.
     """
 
-    def __init__(self, pool: WorkerPool, times: StageTimes, is_out: Callable[[int], bool]) -> None:
+    def __init__(self, pool: WorkerPool, times: StageTimes, places: OtherPlaces, is_out: Callable[[int], bool]) -> None:
         """`is_out`: whether a plan has been given to workers and not been reported."""
         self._pool = pool
         self._times = times
+        self._places = places
         self._is_out = is_out
         # With the reason to be logged, in the order in which they became due.
         self._waiting: dict[int, tuple[Run, str]] = {}
@@ -89,14 +118,10 @@ class EncodeQueue:
             if not run.requests:
                 self._take([run])
                 continue
-            leg, model = run.legs[0], run.spec.model
-            if not can_run_as_planned(self._pool, model, leg):
+            leg = run.legs[0]
+            if not can_run_as_planned(self._pool, run.spec.model, leg):
                 self._take([run])
-                yield (
-                    [run],
-                    find_other_leg(self._pool, model, leg, now_s, self._times.unit(model, Stage.ENCODE)),
-                    reason,
-                )
+                yield [run], self._places.find_leg(run, now_s), reason
             elif not any(self._is_busy(worker) for worker in leg.workers):
                 together = self._choose_batch(run)
                 self._take(together)
@@ -136,9 +161,10 @@ class DecodeQueue:
     C waits at the worker that was named, first in, first out (TridentServe, arXiv 2510.02838, sections 5.3 and 6.2).
     """
 
-    def __init__(self, pool: WorkerPool, times: StageTimes, order: DecodeOrder) -> None:
+    def __init__(self, pool: WorkerPool, times: StageTimes, places: OtherPlaces, order: DecodeOrder) -> None:
         self._pool = pool
         self._times = times
+        self._places = places
         self._order = order
         # With the reason to be logged, in the order in which they became due.
         self._waiting: dict[int, tuple[Run, str]] = {}
@@ -158,8 +184,7 @@ class DecodeQueue:
                 del self._waiting[run_id]
             elif not can_run_as_planned(self._pool, run.spec.model, leg):
                 del self._waiting[run_id]
-                unit = self._times.unit(run.spec.model, Stage.DECODE)
-                yield run, find_other_leg(self._pool, run.spec.model, leg, now_s, unit), reason
+                yield run, self._places.find_leg(run, now_s), reason
             elif (where := self._choose_leg(run, leg)) is not None:
                 del self._waiting[run_id]
                 yield run, where, reason
@@ -167,7 +192,7 @@ class DecodeQueue:
     def _choose_leg(self, run: Run, leg: Leg) -> Leg | None:
         """Workers of the leg's kind that are idle: its own, else as many others where that number is its optimal
         degree, else the fewest that hold C's weights together; None when there are none."""
-        idle = self._pool.list_idle(self._pool.kind(leg.workers[0]))
+        idle = self._places.list_idle(run)
         if not idle:
             return None
         spec = run.spec

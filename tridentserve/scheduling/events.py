@@ -84,6 +84,8 @@ class PlanFailed:
     """False when trying again cannot help, with a bad input for example."""
     code: str = "worker_failed"
     """Code of a class in `tridentserve.errors`."""
+    workers: tuple[WorkerId, ...] = ()
+    """The workers that may be at fault; none where a lost worker, a handoff or short memory is."""
     kind: Literal["plan_failed"] = "plan_failed"
 
 
@@ -279,6 +281,17 @@ class Reject:
 
 
 @dataclass(frozen=True, slots=True)
+class SetAside:
+    """A worker on which plans fail is given no others for a while, or is given plans again."""
+
+    worker_id: WorkerId
+    reason: str
+    until_s: float | None
+    """The end of that while; None: the worker is given plans again."""
+    kind: Literal["set_aside"] = "set_aside"
+
+
+@dataclass(frozen=True, slots=True)
 class Drained:
     """The last request of a draining model has ended."""
 
@@ -316,4 +329,4 @@ class Degrade:
         return replace(spec, num_inference_steps=self.num_inference_steps, quality=self.quality)
 
 
-Effect = RunPlan | Abort | Yield | Place | Requeue | Finish | Reject | Drained | Unload | Degrade
+Effect = RunPlan | Abort | Yield | Place | Requeue | Finish | Reject | SetAside | Drained | Unload | Degrade

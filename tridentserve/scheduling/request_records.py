@@ -117,7 +117,7 @@ class RequestRecords:
             case ev.Requeue() | ev.Finish() | ev.Reject():
                 if (record := self.records.get(effect.request_id)) is not None:
                     self._apply_end(record, effect)
-            case ev.Abort() | ev.Yield() | ev.Place() | ev.Drained() | ev.Unload() | ev.Degrade():
+            case ev.Abort() | ev.Yield() | ev.Place() | ev.SetAside() | ev.Drained() | ev.Unload() | ev.Degrade():
                 pass
 
     @staticmethod

@@ -14,11 +14,12 @@ from tridentserve.cells.summary import CellSummary
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import ProfileError, TridentServeError
 from tridentserve.options import options
-from tridentserve.plans import PlacementPlan
+from tridentserve.plans import PlacementPlan, WorkerId
 from tridentserve.protocols import (
     Assignment,
     ClusterView,
     Dispatcher,
+    PendingRequest,
     Refusal,
     Replanner,
     RunningRequest,
@@ -27,7 +28,7 @@ from tridentserve.protocols import (
 from tridentserve.requests import RequestSpec
 from tridentserve.scheduling import events as ev
 from tridentserve.scheduling.assignment_runner import AssignmentRunner
-from tridentserve.scheduling.auxiliary_queues import DecodeOrder, DecodeQueue, EncodeQueue
+from tridentserve.scheduling.auxiliary_queues import DecodeOrder, DecodeQueue, EncodeQueue, OtherPlaces
 from tridentserve.scheduling.checkpoint_schedule import CheckpointSchedule
 from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE, ExpectedTimes
 from tridentserve.scheduling.ledger import Ledger
@@ -39,6 +40,8 @@ from tridentserve.scheduling.runs import LazyViews, Request
 from tridentserve.scheduling.watching.cell_load import summarize_load
 from tridentserve.scheduling.watching.cluster_state import ClusterState
 from tridentserve.scheduling.watching.describing import describe_present
+from tridentserve.scheduling.workers.detours import Detours
+from tridentserve.scheduling.workers.fault_watch import FaultWatch
 from tridentserve.scheduling.workers.shared_cores import SharedCores
 from tridentserve.scheduling.workers.worker_pool import WorkerPool
 
@@ -67,6 +70,19 @@ class SchedulerOptions:
         ge=0,
         description="Most times that a request is put back into the queue after a failed plan or a lost worker. It "
         "resumes from its last state checkpoint, or starts again where there is none.",
+    )
+    max_worker_failures: int | None = Field(
+        default=3,
+        ge=1,
+        description="Number of plans that a worker may fail one after another before it is set aside: it is given no "
+        "others for a while, if others can run what waits. Only failures count whose requests have failed nowhere "
+        "else, while other workers run plans. null: none is ever set aside.",
+    )
+    aside_s: float = Field(
+        default=30.0,
+        gt=0,
+        description="Seconds for which a worker is set aside the first time. If it fails again then, before a plan has "
+        "ended well there, it is set aside for twice as long as before, up to 32 times as long.",
     )
     decode_order: DecodeOrder = Field(
         default="urgent",
@@ -116,13 +132,17 @@ class Scheduler:
         self._times = ExpectedTimes(times, self._pool, options.slo_scale, replanner)
         self._dispatcher = dispatcher
         self._cores = SharedCores(self._pool, dispatcher)
+        self._faults = FaultWatch(self._pool, options.max_worker_failures, options.aside_s)
+        self._detours = Detours(self._pool, dispatcher, self._faults)
         self._replanner = replanner
+        places = OtherPlaces(self._pool, times, self._faults.find_shunned)
         self._runner = AssignmentRunner(
             self._ledger,
             self._pool,
             self._times,
-            EncodeQueue(self._pool, times, lambda plan_id: self._ledger.find_plan(plan_id) is not None),
-            DecodeQueue(self._pool, times, options.decode_order),
+            places,
+            EncodeQueue(self._pool, times, places, lambda plan_id: self._ledger.find_plan(plan_id) is not None),
+            DecodeQueue(self._pool, times, places, options.decode_order),
             CheckpointSchedule(self._pool, options.checkpoint_s, options.checkpoint_steps),
         )
         self._predictor: Predictor | None = None
@@ -158,15 +178,23 @@ class Scheduler:
 
     def describe_cluster(self, now_s: float) -> ClusterState:
         """The state of its workers and requests, for whoever watches."""
-        return describe_present(self._pool, self._ledger, now_s)
+        return describe_present(self._pool, self._ledger, self._faults, now_s)
 
     def on(self, event: ev.Event, now_s: float) -> list[ev.Effect]:
         """Take in one event. Reports of plans that are unknown (reported already) are ignored. Raises `PolicyError`
         when a tick's policy fails: what it holds has been decided before, the next tick may do better."""
-        effects = self._take_in(event, now_s)
+        try:
+            effects = self._take_in(event, now_s)
+        except PolicyError as error:
+            self._faults.note_ends(error.effects)
+            raise
         if isinstance(event, ev.CheckpointSaved):
             return effects  # it moves nobody
-        effects += self._runner.send_due(now_s)
+        self._faults.note_ends(effects)
+        effects += self._faults.review(now_s)
+        due = self._runner.send_due(now_s)
+        self._faults.note_ends(due)
+        effects += due
         effects += self._models.take_due()
         return self._predictor.follow(effects, now_s) if self._predictor is not None else effects
 
@@ -179,7 +207,7 @@ class Scheduler:
             case ev.StageFinished():
                 for worker_id, loras in event.loras:
                     self._pool.note_loras(worker_id, loras)
-                return self._runner.finish_plan(event, now_s)
+                return self._note_success(event) + self._runner.finish_plan(event, now_s)
             case ev.PlanComputed():
                 self._ledger.free_workers(event.plan_id, now_s)
                 return []
@@ -189,10 +217,11 @@ class Scheduler:
             case ev.PlanStopped():
                 return self._runner.end_stopped_plan(event, now_s)
             case ev.PlanFailed():
+                self._note_failure(event)
                 return self._runner.fail_plan(event, now_s)
             case ev.WorkerJoined():
                 self._pool.join(event.worker, event.incarnation)
-                return []
+                return self._faults.note_join(event.worker.worker_id)
             case ev.WorkerLost():
                 return self._ledger.lose_worker(event.worker_id, event.error)
             case ev.ReplicaLoaded():
@@ -263,6 +292,17 @@ class Scheduler:
         request = self._ledger.requests.get(request_id)
         return self._ledger.cancel(request, "cancelled", "the request was cancelled") if request is not None else []
 
+    # Plans end.
+
+    def _note_success(self, event: ev.StageFinished) -> list[ev.Effect]:
+        plan = self._ledger.find_plan(event.plan_id)
+        return self._faults.note_success(plan) if plan is not None and event.spans else []
+
+    def _note_failure(self, event: ev.PlanFailed) -> None:
+        if (plan := self._ledger.find_plan(event.plan_id)) is not None:
+            unfinished = [name for name in plan.request_ids if name in self._ledger.requests]
+            self._faults.note_failure(unfinished, event.workers)
+
     # Models come and go.
 
     def _add_model(self, event: ev.ModelAdded) -> list[ev.Effect]:
@@ -293,18 +333,34 @@ class Scheduler:
             effects += self._place(plan)
         if not self._ledger.pending:
             return effects
-        running = LazyViews(lambda: self._list_running(now_s))
         pending = list(self._ledger.pending.values())
+        effects += self._detours.release_needed(pending)
+        for part, shunned in self._detours.divide(pending):
+            effects += self._dispatch(part, shunned, now_s, effects)
+        return effects
+
+    def _dispatch(
+        self,
+        pending: Sequence[PendingRequest],
+        shunned: frozenset[WorkerId],
+        now_s: float,
+        decided: Sequence[ev.Effect],
+    ) -> list[ev.Effect]:
+        """Ask the policy about requests that are kept away from the workers `shunned`. `decided`: in this tick so
+        far."""
+        effects: list[ev.Effect] = []
+        running = LazyViews(lambda: self._list_running(shunned, now_s))
         try:
-            view = ClusterView(now_s, pending, running, self._cores.list_views(pending))
+            view = ClusterView(now_s, pending, running, self._cores.list_views(pending, shunned))
             decisions = self._dispatcher.decide(view)
         except Exception as error:
-            raise PolicyError(f"the dispatcher failed: {error!r}", effects) from error
+            raise PolicyError(f"the dispatcher failed: {error!r}", decided) from error
         effects += (effect for item in decisions.refusals for effect in self._refuse(item))
         effects += (effect for item in decisions.preemptions for effect in self._runner.preempt(item))
         for assignment in decisions.assignments:
             if (fault := self._find_fault(assignment)) is not None:
-                raise PolicyError(f"the dispatcher assigned {', '.join(assignment.request_ids)}: {fault}", effects)
+                message = f"the dispatcher assigned {', '.join(assignment.request_ids)}: {fault}"
+                raise PolicyError(message, [*decided, *effects])
             effects += self._runner.start(assignment, now_s)
         return effects
 
@@ -324,8 +380,11 @@ class Scheduler:
         except Exception as error:
             raise PolicyError(f"the replanner failed: {error!r}") from error
 
-    def _list_running(self, now_s: float) -> list[RunningRequest]:
-        return [run.view(request, now_s) for run in self._ledger.runs.values() for request in run.requests]
+    def _list_running(self, shunned: frozenset[WorkerId], now_s: float) -> list[RunningRequest]:
+        """The requests that run on workers which the policy sees."""
+        hidden = shunned.union(self._faults.list_aside())
+        runs = (run for run in self._ledger.runs.values() if not hidden.intersection(run.assignment.diffuse))
+        return [run.view(request, now_s) for run in runs for request in run.requests]
 
     def _refuse(self, refusal: Refusal) -> list[ev.Effect]:
         request = self._ledger.requests.get(refusal.request_id)

@@ -166,6 +166,7 @@ export function describeWorker(worker, now) {
   const handoff = describeHandoff(worker);
   const plan = worker.plans[0];
   if (!worker.alive) return "lost";
+  if (worker.aside_until_s !== null) return `set aside, ${formatSeconds(Math.max(0, worker.aside_until_s - now))} left`;
   if (plan === undefined) {
     const isKept = worker.reserved_until_s !== null && worker.reserved_until_s > now;
     const idle = worker.coreless ? "idle, no core free" : "idle";

@@ -29,7 +29,7 @@
 /** @typedef {{plan_id: number, model: string, stages: string, degree: number, request_ids: string[], start_s: number,
  *   end_s: number}} Plan */
 /** @typedef {{worker_id: string, node_id: string, alive: boolean, placement: string, plans: Plan[],
- *   reserved_until_s: number | null, coreless: boolean, handoff: {used_bytes: number, capacity_bytes: number} | null}} Worker */
+ *   reserved_until_s: number | null, coreless: boolean, aside_until_s: number | null, handoff: {used_bytes: number, capacity_bytes: number} | null}} Worker */
 /** @typedef {{request_id: string, model: string, size: string, num_steps: number, steps_done: number,
  *   running: boolean, arrival_s: number, deadline_s: number}} WaitingRequest */
 /** @typedef {{model: string, size: string, waiting: number, running: number, oldest_s: number | null}} RequestClass */

@@ -13,7 +13,7 @@ from deployments.config.app import AppArgs, ClusterArgs, HandoffArgs, SchedulerA
 from deployments.config.models import Limits, ModelArgs, RequestDefaults
 from deployments.config.planning import DispatchArgs, LoadArgs, ReplanArgs
 from deployments.config.profiling import ProfilingArgs
-from deployments.config.replicas import CheckpointsArgs, ReplicasArgs
+from deployments.config.replicas import CheckpointsArgs, FaultsArgs, ReplicasArgs
 from deployments.config.videos import VideosArgs
 from tridentserve.errors import ConfigError
 from tridentserve.models.cache import CACHE_ENV
@@ -34,6 +34,7 @@ SECTIONS: dict[str, type[BaseModel]] = {
     "handoff": HandoffArgs,
     "replicas": ReplicasArgs,
     "checkpoints": CheckpointsArgs,
+    "faults": FaultsArgs,
     "videos": VideosArgs,
 }
 _HEADER = "| key | type | default | meaning |\n|---|---|---|---|\n"

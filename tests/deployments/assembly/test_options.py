@@ -97,6 +97,7 @@ def test_values_reach_the_rooms_in_their_units(tmp_path: Path) -> None:
         handoff={"capacity_mb": 5, "transport": "host"},
         replicas={"block_mb": 3, "host_dir": str(tmp_path)},
         checkpoints={"every_s": 0.5, "every_steps": 4},
+        faults={"max_worker_failures": 5, "aside_s": 2.5},
         max_queued_requests=9,
         max_retries=1,
         max_result_age_s=4,
@@ -106,6 +107,7 @@ def test_values_reach_the_rooms_in_their_units(tmp_path: Path) -> None:
     assert (options.worker.handoff_bytes, options.worker.block_bytes) == (5 << 20, 3 << 20)
     assert (options.worker.handoff_transport, options.worker.host_dir) == ("host", tmp_path)
     assert (options.scheduler.checkpoint_s, options.scheduler.checkpoint_steps) == (0.5, 4)
+    assert (options.scheduler.max_worker_failures, options.scheduler.aside_s) == (5, 2.5)
     assert (options.engine.max_requests, options.scheduler.max_retries, options.engine.max_result_age_s) == (9, 1, 4)
 
 

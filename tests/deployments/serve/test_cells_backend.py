@@ -276,7 +276,11 @@ def test_the_health_of_all_cells(states: list[str | None], status: str) -> None:
         for number, state in enumerate(states)
     ]
     if cells[0]:
-        cells[0] |= {"models": {"a": "serving", "b": "draining"}, "problems": ["models: no"]}
+        cells[0] |= {
+            "models": {"a": "serving", "b": "draining"},
+            "problems": ["models: no"],
+            "aside": {"c0n0w0": "why"},
+        }
         cells[1] |= {"problems": ["models: no"]} if cells[1] else {}
     health = combine_health(cells, num_workers=5)
     assert (health["status"], health["workers_total"]) == (status, 5)
@@ -284,6 +288,7 @@ def test_the_health_of_all_cells(states: list[str | None], status: str) -> None:
     assert len(health["placement"]) == sum(state is not None for state in states)
     assert health["problems"] == (["models: no"] if cells[0] else [])
     assert health["models"] == ({"a": "serving", "b": "draining"} if cells[0] else {})
+    assert health.get("aside") == ({"c0n0w0": "why"} if cells[0] else None)
 
 
 async def test_a_lora_is_in_all_cells_that_serve_its_model_or_in_none() -> None:

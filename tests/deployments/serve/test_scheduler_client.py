@@ -199,16 +199,25 @@ async def test_cancel_and_health() -> None:
 
 
 @pytest.mark.parametrize(
-    ("alive", "warming", "status"),
-    [(["w0", "w1"], {}, "ready"), (["w0"], {"w1": {"done": 1, "total": 3}}, "degraded"), ([], {"w1": {}}, "warming")],
+    ("alive", "warming", "aside", "status"),
+    [
+        (["w0", "w1"], {}, {}, "ready"),
+        (["w0", "w1"], {}, {"w1": "3 plans in a row failed there"}, "degraded"),
+        (["w0"], {"w1": {"done": 1, "total": 3}}, {}, "degraded"),
+        ([], {"w1": {}}, {}, "warming"),
+    ],
 )
-async def test_health_names_the_workers_that_are_warmed_up_again(
-    alive: list[str], warming: dict[str, Any], status: str
+async def test_health_names_the_workers_that_are_warmed_up_again_or_set_aside(
+    alive: list[str], warming: dict[str, Any], aside: dict[str, str], status: str
 ) -> None:
-    engine = SimpleNamespace(list_live_workers=lambda: alive, warming=warming, warming_models={}, placement={})
+    engine = SimpleNamespace(
+        list_live_workers=lambda: alive, warming=warming, warming_models={}, aside=aside, placement={}
+    )
     scheduler: Any = SimpleNamespace(_require_engine=lambda: engine, _num_workers=2, _reconciler=None)
-    expected = {"status": status, "workers": len(alive), "workers_total": 2, "placement": {}}
-    assert await SchedulerDeployment.get_health(scheduler) == {**expected, **({"warming": warming} if warming else {})}
+    expected: dict[str, Any] = {"status": status, "workers": len(alive), "workers_total": 2, "placement": {}}
+    extra: dict[str, Any] = {"warming": warming, "aside": aside}
+    expected |= {name: value for name, value in extra.items() if value}
+    assert await SchedulerDeployment.get_health(scheduler) == expected
     engine.warming_models = {"m": {"done": 1, "total": 3}}
     with_model = await SchedulerDeployment.get_health(scheduler)
     assert (with_model["status"], with_model["warming_models"]) == (status, engine.warming_models)

@@ -9,7 +9,13 @@ from pathlib import Path
 
 from tests.engine.simulated.greedy import Alternating, Greedy
 from tridentserve.cluster import WorkerSpec
-from tridentserve.engine.simulated import SimulatedEngine, SimulationOptions, SimulationResult, WorkerFailure
+from tridentserve.engine.simulated import (
+    FailingWorker,
+    SimulatedEngine,
+    SimulationOptions,
+    SimulationResult,
+    WorkerFailure,
+)
 from tridentserve.plans import PlacementPlan
 from tridentserve.requests import RequestSpec, Shape
 from tridentserve.scheduling import events as ev
@@ -29,6 +35,7 @@ class Scenario:
     num_nodes: int = 2
     num_requests: int = 30
     num_failures: int = 0
+    num_failing: int = 0
     switch_every_s: float | None = None
     memory_bytes: int = 100
     solve_time: float = 0.0
@@ -67,6 +74,7 @@ class Scenario:
             handoff_capacity_bytes=16,
             group_bytes=0,
             failures=self._failures(),
+            failing=self._failing(),
             keep_plans=True,
             decision_log=decision_log,
         )
@@ -93,6 +101,14 @@ class Scenario:
             for _ in range(self.num_failures)
         )
 
+    def _failing(self) -> tuple[FailingWorker, ...]:
+        draw = random.Random(self.seed + 3)
+        begins_s = [draw.uniform(0.0, 40.0) for _ in range(self.num_failing)]
+        return tuple(
+            FailingWorker(draw.choice(self.workers).worker_id, begin_s, begin_s + draw.uniform(1.0, 60.0))
+            for begin_s in begins_s
+        )
+
 
 class Watched:
     """A scheduler that writes down its events."""
@@ -114,7 +130,14 @@ def everything(seed: int) -> Scenario:
     """All that can happen, at once."""
     policy = Greedy(degree=2, batch=2, segment=3, preempts=True, joins=True)
     return Scenario(
-        seed, policy, num_failures=4, switch_every_s=7.0, solve_time=0.02, memory_bytes=51, checkpoint_s=1.0
+        seed,
+        policy,
+        num_failures=4,
+        num_failing=2,
+        switch_every_s=7.0,
+        solve_time=0.02,
+        memory_bytes=51,
+        checkpoint_s=1.0,
     )
 
 

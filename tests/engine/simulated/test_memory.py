@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from tests.engine.simulated.scripted import Script, run, simulate, spans
-from tridentserve.engine.simulated import SimulationOptions, WorkerFailure
+from tridentserve.engine.simulated import FailingWorker, SimulationOptions, WorkerFailure
 from tridentserve.errors import ConfigError, OutOfMemoryError, http_status_of
 from tridentserve.plans import Replica
 from tridentserve.scheduling import events as ev
@@ -142,3 +142,7 @@ def test_failures_name_workers_that_exist() -> None:
         simulate(Script({}), {"a": "D"}, {}, failures=(WorkerFailure(1.0, "z", 1.0),))
     with pytest.raises(ConfigError, match="down_s must be above 0"):
         SimulationOptions(failures=(WorkerFailure(1.0, "a", 0.0),))
+    with pytest.raises(ConfigError, match="not in the cluster: z"):
+        simulate(Script({}), {"a": "D"}, {}, failing=(FailingWorker("z"),))
+    with pytest.raises(ConfigError, match="nor after end_s"):
+        SimulationOptions(failing=(FailingWorker("a", 2.0, 1.0),))

@@ -39,6 +39,7 @@ scenarios = st.builds(
     policy=policies,
     num_nodes=st.integers(1, 3),
     num_requests=st.integers(1, 25),
+    num_failing=st.integers(0, 2),
     num_failures=st.integers(0, 4),
     switch_every_s=st.none() | st.sampled_from([3.0, 11.0]),
     memory_bytes=st.sampled_from([46, 56, 100]),

@@ -18,7 +18,6 @@ from tridentserve.scheduling.watching.cluster_state import (
     WatchedWorker,
     combine_states,
 )
-from tridentserve.scheduling.watching.describing import describe_present
 from tridentserve.scheduling.watching.recent_history import ATTAINMENT_S, HISTORY_S, MAX_STAGES, RecentHistory
 from tridentserve.stages import PlacementType, Stage
 from tridentserve.testing import MODEL, make_request
@@ -210,6 +209,6 @@ def test_the_description_reads_and_changes_nothing() -> None:
     for watched in (seen, unseen):
         watched.on(ev.RequestArrived(make_request("a")), 1.0)
         if watched is seen:
-            describe_present(seen.scheduler._pool, seen.scheduler._ledger, 1.5)
+            seen.scheduler.describe_cluster(1.5)
         watched.on(ev.Tick(), 2.0)
     assert seen.running == unseen.running

@@ -72,6 +72,17 @@ def test_workers_with_devices_of_their_own_are_all_seen() -> None:
     assert list_coreless(pool) == frozenset()
 
 
+def test_cores_are_offered_on_workers_that_are_not_shunned() -> None:
+    """A request that waits for another worker than the first would else never be offered one."""
+    pool = _make_pool([{"m": "EDC"}] * 4, limit=2)
+    cores = SharedCores(pool, CountingDispatcher())
+    seen = cores.list_views(_wait("m"), frozenset({"w0"}))
+    assert [view.worker_id for view in seen] == ["w1", "w2", "w3"]
+    assert _list_diffuse(seen) == ["w1", "w2"]
+    _start(pool, "w0", 0)
+    assert _list_diffuse(cores.list_views(_wait("m"), frozenset({"w0"}))) == ["w1"], "it has its core"
+
+
 def test_those_that_do_most_alone_are_seen_first_and_the_others_without_diffuse() -> None:
     pool = _make_pool([{"m": "D"}, {"m": "DC"}, {"m": "EDC"}, {"m": "E"}], limit=2)
     views = SharedCores(pool, CountingDispatcher()).list_views(_wait("m"))

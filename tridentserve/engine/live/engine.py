@@ -86,6 +86,7 @@ class LiveEngine:
             PeakEstimator(memory),
         )
         self._prospects = ProspectTeller(scheduler, self._core, self._requests, self._is_waiting)
+        self._aside: dict[WorkerId, str] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     # Called by the service.
@@ -109,6 +110,11 @@ class LiveEngine:
     def warming_models(self) -> Mapping[str, WarmUpProgress]:
         """The models that have been added and for which workers are being warmed up, with how far that is."""
         return self._warmer.model_progress
+
+    @property
+    def aside(self) -> Mapping[WorkerId, str]:
+        """The workers that are given no plans for a while, with the reason (see `SetAside`)."""
+        return dict(self._aside)
 
     def list_live_workers(self) -> list[WorkerId]:
         return self._fleet.joined
@@ -240,6 +246,8 @@ class LiveEngine:
                     self._end_request(effect.request_id)
                 case ev.Place():
                     self._set_placement(effect)
+                case ev.SetAside():
+                    self._note_aside(effect, now_s)
         self.models.note_event(event, effects)
 
     def _requeue(self, effect: ev.Requeue) -> None:
@@ -265,6 +273,16 @@ class LiveEngine:
             return request.make_result(record, self._clock_offset_s)
         code, message = record.error_code or TridentServeError.code, record.error or "no reason given"
         return FailedUpdate(request.spec.request_id, code, message, predicted_s=record.predicted_s)
+
+    def _note_aside(self, effect: ev.SetAside, now_s: float) -> None:
+        self._aside.pop(effect.worker_id, None)
+        if effect.until_s is None:
+            logger.warning("worker %s is given plans again: %s", effect.worker_id, effect.reason)
+            return
+        self._aside[effect.worker_id] = effect.reason
+        self._metrics.count_aside(effect.worker_id)
+        left_s = effect.until_s - now_s
+        logger.warning("worker %s is set aside for %.0f s: %s", effect.worker_id, left_s, effect.reason)
 
     def _set_placement(self, effect: ev.Place) -> None:
         logger.info("new placement: %s", effect.reason)
@@ -304,5 +322,8 @@ class LiveEngine:
     def _report_now(self) -> None:
         states = [record.state for record in self._records.records.values()]
         self._metrics.report(
-            states.count(RequestState.QUEUED), states.count(RequestState.RUNNING), len(self._fleet.joined)
+            states.count(RequestState.QUEUED),
+            states.count(RequestState.RUNNING),
+            len(self._fleet.joined),
+            len(self._aside),
         )

@@ -97,6 +97,12 @@ class WorkerFleet:
         handles = (self._workers[worker_id].handle for worker_id in worker_ids)
         return [handle for handle in handles if handle is not None]
 
+    def end_broken(self, worker_id: WorkerId) -> None:
+        """End a worker whose process cannot use its device any more; another process may, and takes its place."""
+        for handle in self.list_handles([worker_id]):
+            logger.error("worker %s is ended: its process cannot use its device any more", worker_id)
+            handle.kill()
+
     def run_plan(
         self,
         worker_id: WorkerId,

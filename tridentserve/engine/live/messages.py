@@ -193,6 +193,10 @@ class PlanReport:
     """See `PlanFailed`."""
     code: str = "worker_failed"
     """Code of the error, a class of `tridentserve.errors`."""
+    may_be_worker: bool = False
+    """The worker itself may be at fault: neither another one, nor short memory, nor what was asked is known to be."""
+    is_device_broken: bool = False
+    """The worker's process cannot use its device any more: it is to be ended."""
 
 
 pickle_by_fields(DispatchPlan, PlanMember, StageSpan, RequestSpec, GenerationInputs, Shape)

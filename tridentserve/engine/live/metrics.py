@@ -222,6 +222,14 @@ class EngineMetrics:
         self._queue = Gauge("tridentserve_queue_length", "Requests that wait to be dispatched.")
         self._running = Gauge("tridentserve_running_requests", "Requests that have been dispatched and have not ended.")
         self._workers = Gauge("tridentserve_workers_alive", "Workers that are ready.")
+        self._aside = Gauge(
+            "tridentserve_workers_aside", "Workers that are given no plans for a while, as plans have failed there."
+        )
+        self._set_aside = Counter(
+            "tridentserve_set_aside_total",
+            "Times that a worker was given no plans for a while, as plans had failed there.",
+            tag_keys=("worker",),
+        )
         self._retries = Counter(
             "tridentserve_retries_total",
             "Requests that were put back into the queue after a fault.",
@@ -253,11 +261,16 @@ class EngineMetrics:
         if steps_done:
             self._count(self._resumed_steps, steps_done, model=model)
 
-    def report(self, queued: int, running: int, workers_alive: int) -> None:
+    def count_aside(self, worker_id: WorkerId) -> None:
+        """A worker was set aside."""
+        self._count(self._set_aside, worker=worker_id)
+
+    def report(self, queued: int, running: int, workers_alive: int, workers_aside: int) -> None:
         """Give Ray the present levels, and what was counted since the last time."""
         self._queue.set(queued)
         self._running.set(running)
         self._workers.set(workers_alive)
+        self._aside.set(workers_aside)
         counted, self._counted = self._counted, defaultdict(int)
         for (counter, tags), number in counted.items():
             counter.inc(number, tags=dict(tags))

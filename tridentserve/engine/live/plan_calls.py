@@ -8,7 +8,7 @@ from typing import Any
 
 from tridentserve.engine.live.client_requests import ClientRequest
 from tridentserve.engine.live.messages import UNKNOWN_PEAK, ExpectedPeak, PlanReport
-from tridentserve.errors import ProfileError, WorkerError
+from tridentserve.errors import GroupError, ProfileError, WorkerError
 from tridentserve.plans import DispatchPlan, WorkerId
 from tridentserve.protocols import StageMemory
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape
@@ -94,7 +94,7 @@ def build_plan_event(plan: DispatchPlan, reports: Sequence[PlanReport], offset_s
         final = next((report for report in failures if not report.retry), None)
         if final is not None:
             return ev.PlanFailed(plan.plan_id, final.error, retry=False, code=final.code)
-        return ev.PlanFailed(plan.plan_id, errors)
+        return ev.PlanFailed(plan.plan_id, errors, workers=_find_faulty(plan, reports))
     leader = reports[0]
     if leader.outcome == "stopped":
         return ev.PlanStopped(plan.plan_id)
@@ -102,6 +102,16 @@ def build_plan_event(plan: DispatchPlan, reports: Sequence[PlanReport], offset_s
     told = zip(plan.workers, (report.loras for report in reports), strict=True)
     loras = tuple((worker_id, held) for worker_id, held in told if held is not None)
     return ev.StageFinished(plan.plan_id, spans, _count_steps(leader), loras)
+
+
+def _find_faulty(plan: DispatchPlan, reports: Sequence[PlanReport]) -> tuple[WorkerId, ...]:
+    """The workers that may be at fault for the failure of a plan: those that say so, or all where each of them has seen
+    no more than that their group failed."""
+    told = zip(plan.workers, reports, strict=True)
+    if faulty := tuple(worker_id for worker_id, report in told if report.may_be_worker):
+        return faulty
+    is_of_group = all(report.outcome == "failed" and report.code == GroupError.code for report in reports)
+    return plan.workers if is_of_group else ()
 
 
 def _count_steps(report: PlanReport) -> int | None:

@@ -195,6 +195,8 @@ class PlanDriver:
         given.reports[rank] = report
         reports = [found for found in given.reports if found is not None]
         plan = given.plan
+        if report.is_device_broken:
+            self._fleet.end_broken(plan.workers[rank])
         if report.outcome == "failed":
             others = [worker for worker, found in zip(plan.workers, given.reports, strict=True) if found is None]
             for other in self._fleet.list_handles(others):  # they may be waiting for it in a collective

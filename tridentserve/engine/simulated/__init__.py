@@ -4,11 +4,12 @@
 """
 
 from tridentserve.engine.simulated.engine import SimulatedEngine, TimedRequest
-from tridentserve.engine.simulated.options import SimulationOptions, WorkerFailure
+from tridentserve.engine.simulated.options import FailingWorker, SimulationOptions, WorkerFailure
 from tridentserve.engine.simulated.result import Counts, PlanRecord, RequestResult, SimulationResult
 
 __all__ = [
     "Counts",
+    "FailingWorker",
     "PlanRecord",
     "RequestResult",
     "SimulatedEngine",

@@ -72,7 +72,8 @@ class SimulatedEngine:
 
 def check_failures(options: SimulationOptions, workers: Sequence[WorkerSpec]) -> None:
     """Raises `ConfigError` when a failure names a worker that is not among these."""
-    unknown = sorted({failure.worker_id for failure in options.failures} - {worker.worker_id for worker in workers})
+    named = {failure.worker_id for failure in options.failures} | {each.worker_id for each in options.failing}
+    unknown = sorted(named - {worker.worker_id for worker in workers})
     if unknown:
         raise ConfigError(f"failures name workers that are not in the cluster: {', '.join(unknown)}")
 

@@ -30,6 +30,18 @@ class WorkerFailure:
     """The seconds until it is back."""
 
 
+@dataclass(frozen=True, slots=True)
+class FailingWorker:
+    """A worker that lives on while its plans fail, as with a broken device. Those that had begun before end well."""
+
+    worker_id: WorkerId
+    begin_s: float = 0.0
+    end_s: float = math.inf
+    """The time from which on its plans end well again."""
+    after_s: float = 0.02
+    """Seconds from the start of a plan to its failure."""
+
+
 @options
 class SimulationOptions(LoopOptions):
     """Behaviour and costs of a simulated service, in seconds of the simulation."""
@@ -88,6 +100,7 @@ class SimulationOptions(LoopOptions):
         description="Most LoRAs that each worker keeps between plans; a simulation knows no files, and so no bytes.",
     )
     failures: tuple[WorkerFailure, ...] = Field(default=(), description="Workers that are lost, and when.")
+    failing: tuple[FailingWorker, ...] = Field(default=(), description="Workers whose plans fail, and when.")
     max_idle_s: float = Field(
         default=60.0,
         ge=0,
@@ -116,3 +129,6 @@ class SimulationOptions(LoopOptions):
         for failure in self.failures:
             if not (failure.time_s >= 0 and failure.down_s > 0):
                 raise ConfigError(f"{failure}: time_s must not be negative, down_s must be above 0")
+        for failing in self.failing:
+            if not (0 <= failing.begin_s < failing.end_s and failing.after_s >= 0):
+                raise ConfigError(f"{failing}: begin_s must not be negative nor after end_s, after_s not be negative")

@@ -230,7 +230,7 @@ class Chronicle:
             case ev.Degrade():
                 if (life := self.lives.get(effect.request_id)) is not None:
                     life.spec = effect.apply(life.spec)
-            case ev.Abort() | ev.Yield() | ev.Drained() | ev.Unload():
+            case ev.Abort() | ev.Yield() | ev.SetAside() | ev.Drained() | ev.Unload():
                 pass
 
     # Bookings.

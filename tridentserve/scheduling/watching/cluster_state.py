@@ -60,15 +60,19 @@ class WatchedWorker:
     """The expected end of the D for which it is kept free; None where it is not."""
     coreless: bool = False
     """True where it is idle and cannot begin D, as the cores of its node are taken (`SharedCores`)."""
+    aside_until_s: float | None = None
+    """The time until which it is given no plans, as plans have failed there (`FaultWatch`); None where it is given
+    some."""
     handoff: HandoffLevel | None = None
     """None before its first report."""
 
     def shift(self, by_s: float) -> WatchedWorker:
-        until_s = self.reserved_until_s
+        until_s, aside_until_s = self.reserved_until_s, self.aside_until_s
         return replace(
             self,
             plans=tuple(plan.shift(by_s) for plan in self.plans),
             reserved_until_s=None if until_s is None else until_s + by_s,
+            aside_until_s=None if aside_until_s is None else aside_until_s + by_s,
         )
 
 
@@ -132,7 +136,7 @@ class ClusterNotice:
 
     at_s: float
     kind: str
-    """`placement`, `worker_joined`, `worker_lost` or `requeue`."""
+    """`placement`, `worker_joined`, `worker_lost`, `worker_aside`, `worker_back` or `requeue`."""
     text: str
 
     def shift(self, by_s: float) -> ClusterNotice:

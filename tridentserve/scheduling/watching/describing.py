@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import islice
 
 from tridentserve.cluster import WorkerSpec
@@ -19,18 +20,24 @@ from tridentserve.scheduling.watching.cluster_state import (
     WatchedRequest,
     WatchedWorker,
 )
+from tridentserve.scheduling.workers.fault_watch import FaultWatch
 from tridentserve.scheduling.workers.shared_cores import list_coreless
 from tridentserve.scheduling.workers.worker_pool import WorkerPool
 
 
-def describe_present(pool: WorkerPool, ledger: Ledger, now_s: float) -> ClusterState:
+def describe_present(pool: WorkerPool, ledger: Ledger, faults: FaultWatch, now_s: float) -> ClusterState:
     """The state of all workers and of the requests that have not ended, without what is past."""
     requests = ledger.requests
     coreless = list_coreless(pool)
     return ClusterState(
         now_s=now_s,
         workers=tuple(
-            _describe_worker(pool, ledger, spec, alive, spec.worker_id in coreless) for spec, alive in pool.list_all()
+            replace(
+                _describe_worker(pool, ledger, spec, alive),
+                coreless=spec.worker_id in coreless,
+                aside_until_s=faults.find_until_s(spec.worker_id),
+            )
+            for spec, alive in pool.list_all()
         ),
         requests=tuple(_describe_request(request) for request in islice(requests.values(), MAX_TOLD_REQUESTS)),
         num_requests=len(requests),
@@ -39,7 +46,7 @@ def describe_present(pool: WorkerPool, ledger: Ledger, now_s: float) -> ClusterS
     )
 
 
-def _describe_worker(pool: WorkerPool, ledger: Ledger, spec: WorkerSpec, alive: bool, coreless: bool) -> WatchedWorker:
+def _describe_worker(pool: WorkerPool, ledger: Ledger, spec: WorkerSpec, alive: bool) -> WatchedWorker:
     plans = []
     for plan_id, start_s, end_s in pool.list_given_plans(spec.worker_id):
         if (plan := ledger.find_plan(plan_id)) is not None:
@@ -52,7 +59,6 @@ def _describe_worker(pool: WorkerPool, ledger: Ledger, spec: WorkerSpec, alive: 
         placement=pool.placement.describe(spec.worker_id),
         plans=tuple(plans),
         reserved_until_s=pool.reserved_until_s(spec.worker_id),
-        coreless=coreless,
     )
 
 

@@ -101,6 +101,11 @@ class RecentHistory:
                 model = self._models.get(effect.request_id, "a model")
                 text = f"a request of {model} waits again: {effect.reason}"
                 self._notices.append(ClusterNotice(now_s, "requeue", text))
+            case ev.SetAside():
+                is_back = effect.until_s is None
+                what = "is given plans again" if is_back else "is set aside"
+                text = f"{effect.worker_id} {what}: {effect.reason}"
+                self._notices.append(ClusterNotice(now_s, "worker_back" if is_back else "worker_aside", text))
             case ev.Finish():
                 self._note_end(effect.request_id, now_s, _judge(effect))
             case ev.Reject():

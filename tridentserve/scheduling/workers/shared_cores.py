@@ -8,7 +8,7 @@ cores still have room for. E and C are short, and are seen wherever they are.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tridentserve.plans import Replica, WorkerId
@@ -34,22 +34,26 @@ class SharedCores:
         self._offered: dict[str, int] = {}
         self._turn = 0
 
-    def list_views(self, pending: Sequence[PendingRequest]) -> list[WorkerView]:
-        """The live workers. Nothing is hidden while some request waits that could not run otherwise."""
+    def list_views(
+        self, pending: Sequence[PendingRequest], shunned: Collection[WorkerId] = frozenset()
+    ) -> list[WorkerView]:
+        """The live workers but for those `shunned`. No D is hidden while some request waits that could not run
+        otherwise."""
         self._look_for_changes()
         views = self._pool.list_views()
+        able = [view for view in views if view.worker_id not in shunned] if shunned else views
         if not self._limits or any(self._must_have_all(request.spec) for request in pending):
-            return views
+            return able
         hidden: set[WorkerId] = set()
         waiting = list(dict.fromkeys(request.spec.model for request in sorted(pending, key=_by_deadline)))
         for node_id, limit in self._limits.items():
             members = [view for view in views if view.node_id == node_id and _list_models(view)]
-            idle = [view for view in members if view.idle]
-            room = limit - (len(members) - len(idle))
+            room = limit - sum(not view.idle for view in members)
+            idle = [view for view in members if view.idle and view.worker_id not in shunned]
             if room < len(idle):
                 chosen = {view.worker_id for view in self._choose(idle, room, waiting)}
                 hidden.update(view.worker_id for view in idle if view.worker_id not in chosen)
-        return [self._hide_diffuse(view) if view.worker_id in hidden else view for view in views]
+        return [self._hide_diffuse(view) if view.worker_id in hidden else view for view in able]
 
     def _look_for_changes(self) -> None:
         alive, placement = self._pool.list_live(), self._pool.placement

@@ -29,6 +29,7 @@ class _Worker:
     replicas: frozenset[Replica]
     resident: frozenset[Replica]
     alive: bool = False
+    aside: bool = False
     incarnation: int = 0
     queue: dict[int, _Queued] = field(default_factory=dict)
     reserved_by: int | None = None
@@ -38,6 +39,11 @@ class _Worker:
     loras: frozenset[str] = frozenset()
     # The view that the dispatcher has of it; None when something has changed since it was made.
     view: WorkerView | None = None
+
+    @property
+    def takes_plans(self) -> bool:
+        """It is alive and has not been set aside."""
+        return self.alive and not self.aside
 
     @property
     def is_idle(self) -> bool:
@@ -84,6 +90,10 @@ class WorkerPool:
         self._touch(worker_id).alive = False
         self._alive = None
 
+    def set_aside(self, worker_id: WorkerId, aside: bool) -> None:
+        """The worker is given no plans from now on that others can run, or is given plans again."""
+        self._touch(worker_id).aside = aside
+
     def place(self, placement: PlacementPlan) -> None:
         """Another placement is in force. What workers have in memory changes later, as plans need it."""
         self.placement = placement
@@ -115,6 +125,15 @@ class WorkerPool:
     def all_alive(self, worker_ids: Iterable[WorkerId]) -> bool:
         return all(self._workers[worker_id].alive for worker_id in worker_ids)
 
+    def any_aside(self, worker_ids: Iterable[WorkerId]) -> bool:
+        return any(self._workers[worker_id].aside for worker_id in worker_ids)
+
+    def is_replaceable(self, worker_id: WorkerId) -> bool:
+        """True when all that a worker is meant to hold is held by others that are alive and have not been set aside."""
+        others = [worker for other, worker in self._workers.items() if other != worker_id and worker.takes_plans]
+        held = {replica for worker in others for replica in worker.replicas}
+        return bool(others) and self._workers[worker_id].replicas <= held
+
     def node_of(self, worker_id: WorkerId) -> str:
         return self._workers[worker_id].spec.node_id
 
@@ -138,26 +157,27 @@ class WorkerPool:
         return worker.replicas, worker.spec.memory_bytes
 
     def list_idle(self, kind: WorkerKind) -> Collection[WorkerId]:
-        """The live workers of a kind that have nothing to do."""
+        """The live workers of a kind that have nothing to do and have not been set aside."""
         for worker_id in self._changed:
             worker = self._workers[worker_id]
             self._idle[self._kinds.pop(worker_id, kind)].pop(worker_id, None)
-            if worker.alive and worker.is_idle:
+            if worker.takes_plans and worker.is_idle:
                 self._kinds[worker_id] = self.kind(worker_id)
                 self._idle[self._kinds[worker_id]][worker_id] = None
         self._changed.clear()
         return self._idle[kind].keys()
 
     def list_holders(self, replica: Replica, like: WorkerId, now_s: float) -> list[WorkerId]:
-        """The live workers that hold a replica and have as much memory as worker `like`: first those that hold least
-        in addition to it, then those that are free first."""
+        """The live workers that hold a replica and have as much memory as worker `like`, those set aside only where
+        there are no others: first those that hold least in addition to it, then those that are free first."""
         memory_bytes = self._workers[like].spec.memory_bytes
         holders = [
             (len(worker.replicas), self.free_at_s(worker_id, now_s), worker_id)
             for worker_id, worker in self._workers.items()
             if worker.alive and replica in worker.replicas and worker.spec.memory_bytes >= memory_bytes
         ]
-        return [worker_id for *_, worker_id in sorted(holders)]
+        found = [worker_id for *_, worker_id in sorted(holders)]
+        return [worker_id for worker_id in found if not self._workers[worker_id].aside] or found
 
     def list_blocks(self, worker_ids: Iterable[WorkerId], width: int) -> list[tuple[WorkerId, ...]]:
         """The aligned blocks of `width` places of a node that these workers fill: those whose last member comes first
@@ -213,8 +233,9 @@ class WorkerPool:
         return max(now_s, self._workers[worker_id].free_at_s())
 
     def list_views(self) -> list[WorkerView]:
-        """The live workers, as the dispatcher sees them. A view is the same object until its worker changes."""
-        return [worker.view or self._make_view(worker) for worker in self._workers.values() if worker.alive]
+        """The live workers that have not been set aside, as the dispatcher sees them. A view is the same object until
+        its worker changes."""
+        return [worker.view or self._make_view(worker) for worker in self._workers.values() if worker.takes_plans]
 
     def list_given_plans(self, worker_id: WorkerId) -> list[tuple[int, float, float]]:
         """The plans that a worker has, in their order: id, and the times at which each is expected to begin and end."""
@@ -233,6 +254,14 @@ class WorkerPool:
     def list_all(self) -> list[tuple[WorkerSpec, bool]]:
         """All workers of the service, and whether each is alive."""
         return [(worker.spec, worker.alive) for worker in self._workers.values()]
+
+    def list_able_views(self, without: Collection[WorkerId]) -> list[WorkerView]:
+        """The live workers but for some, as if nothing ran."""
+        return [
+            view
+            for view in self.list_idle_views()
+            if self._workers[view.worker_id].alive and view.worker_id not in without
+        ]
 
     def list_idle_views(self) -> list[WorkerView]:
         """Every worker of the placement, lost ones too, as if nothing ran."""

@@ -406,7 +406,7 @@ class PlacedFleet:
     """The fleet of these tests, with a placement."""
 
     def __init__(self, fleet: WorkerFleet, placement: dict[WorkerId, tuple[Stage, ...]]) -> None:
-        self.run_plan, self.list_handles = fleet.run_plan, fleet.list_handles
+        self.run_plan, self.list_handles, self.end_broken = fleet.run_plan, fleet.list_handles, fleet.end_broken
         self._fleet = fleet
         self._placement = placement
 

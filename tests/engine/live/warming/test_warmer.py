@@ -51,6 +51,7 @@ class FakeWorkers:
     def __init__(self, *worker_ids: WorkerId) -> None:
         self.handles = {worker_id: FakeHandle() for worker_id in worker_ids}
         self.plans: list[tuple[WorkerId, DispatchPlan]] = []
+        self.ended: list[WorkerId] = []
         self.answer: Callable[[WorkerId, DispatchPlan], PlanReport | None] = lambda worker_id, plan: PlanReport(
             plan.plan_id, "finished"
         )
@@ -82,6 +83,9 @@ class FakeWorkers:
         if report is not None:
             asyncio.get_running_loop().call_soon(take, report)
         return True
+
+    def end_broken(self, worker_id: WorkerId) -> None:
+        self.ended.append(worker_id)
 
 
 def make_warmer(*orders: WarmUpOrder) -> Warmer:

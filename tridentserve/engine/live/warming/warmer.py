@@ -65,6 +65,9 @@ class PlanTakers(Protocol):
     ) -> bool:
         """See `WorkerFleet`."""
 
+    def end_broken(self, worker_id: WorkerId) -> None:
+        """See `WorkerFleet`."""
+
 
 class Warmer:
     """Lives in the engine's event loop."""
@@ -75,7 +78,8 @@ class Warmer:
         self.peaks = peaks
         self._numbers = itertools.count(FIRST_WARM_UP_ID)
         self._spoiled: set[WorkerId] = set()
-        """Workers that were lost in a warm-up. Their next start is without one, as they might be lost each time."""
+        """Workers that were lost in a warm-up, or whose device broke. Their next start is without one, as they might be
+        lost each time."""
         self.progress: dict[WorkerId, WarmUpProgress] = {}
         """The warm-ups under way, by worker, of workers that came back."""
         self.model_progress: dict[str, WarmUpProgress] = {}
@@ -201,6 +205,10 @@ class Warmer:
                 answers[-1].set_exception(WorkerError(f"{worker_id} is down"))
         with self._watch(workers, plan, answers):
             reports = await asyncio.gather(*answers, return_exceptions=True)
+        for worker_id, report in zip(plan.workers, reports, strict=True):
+            if isinstance(report, PlanReport) and report.is_device_broken:
+                self._spoiled.add(worker_id)
+                workers.end_broken(worker_id)
         for report in reports:
             if isinstance(report, BaseException):
                 raise report

@@ -73,6 +73,7 @@ class PlanRunner:
         self._computing: RunningPlan | None = None
         self._kept: dict[int, list[EncodedOutput]] = {}  # outputs that nobody has collected yet, by plan
         self._tasks: dict[int, asyncio.Task[None]] = {}  # by plan
+        self._is_device_broken = False
 
     def start_plan(
         self,
@@ -148,7 +149,7 @@ class PlanRunner:
         try:
             try:
                 async with self._order:
-                    execution = await self._execute(running)
+                    execution = await self._execute_and_probe(running)
                     self._memory.end_peak(running)
                     if not execution.stopped:  # whose report has no effect
                         execution.loras = self._replicas.loras.take_news()
@@ -157,6 +158,16 @@ class PlanRunner:
             return await self._make_report(running, execution)
         except Exception as error:  # whatever it is, the scheduler must hear that the plan has ended
             return self._make_failure(plan, error)
+
+    async def _execute_and_probe(self, running: RunningPlan) -> Execution:
+        """Execute a plan. After an error, look whether the device can still be used: this process is ended if not."""
+        if self._is_device_broken:
+            raise WorkerError(f"the device of {self._worker_id} is broken")
+        try:
+            return await self._execute(running)
+        except Exception as error:
+            self._is_device_broken = await self._device_thread(self._device.is_broken_by, error)
+            raise
 
     async def _execute(self, running: RunningPlan) -> Execution:
         plan, control = running.plan, running.control
@@ -327,13 +338,30 @@ class PlanRunner:
             # The text of an error of a library may quote the prompt: it stays in this worker's log.
             message = f"{type(error).__name__} (more in the log of {self._worker_id})"
             code, retry = WorkerError.code, True
-        return PlanReport(plan.plan_id, "failed", error=message, retry=retry, code=code)
+        is_broken = self._is_device_broken
+        if is_broken:
+            logger.error("the device of %s cannot be used any more by this process", self._worker_id)
+            code, retry = WorkerError.code, True
+        return PlanReport(
+            plan.plan_id,
+            "failed",
+            error=message,
+            retry=retry,
+            code=code,
+            may_be_worker=is_broken or (retry and _may_be_worker(error)),
+            is_device_broken=is_broken,
+        )
 
 
 def _wants_previews(running: RunningPlan) -> bool:
     """True when somebody watches a plan of which previews are wanted."""
     is_watched = running.control.watched and Stage.DIFFUSE in running.plan.stages
     return is_watched and any(inputs.wants_previews for inputs in running.inputs.values())
+
+
+def _may_be_worker(error: Exception) -> bool:
+    """True unless it is known that another worker is at fault, or that memory was short."""
+    return not isinstance(error, HandoffError | WorkerError) and not is_out_of_memory(error)
 
 
 def _may_succeed_later(error: TridentServeError) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tridentserve.engine.simulated.agenda import Agenda
-from tridentserve.engine.simulated.options import SimulationOptions
+from tridentserve.engine.simulated.options import FailingWorker, SimulationOptions
 from tridentserve.engine.simulated.recorder import Recorder
 from tridentserve.engine.simulated.result import PlanOutcome
 from tridentserve.engine.simulated.workers.actual_times import ActualTimes
@@ -182,6 +182,11 @@ class Executor:
         now_s = run.started_s = self._agenda.now_s
         if run.plan.takes_over is not None:
             self._begin_taken_over(run)
+        if failing := [each for each in self._options.failing if self._is_failed_by(each, run)]:
+            after_s, names = min(each.after_s for each in failing), tuple(each.worker_id for each in failing)
+            why = f"the device of {'+'.join(names)} is broken"
+            self._agenda.call_at(now_s + after_s, self._fail, run, run.version, why, True, "worker_failed", names)
+            return
         if missing := self._handoff.list_missing(run.plan.members):
             self._fail_soon(run, f"the inputs of {', '.join(missing)} are gone", retry=True, code="worker_failed")
             return
@@ -343,12 +348,17 @@ class Executor:
         """Fail a plan now, but not from within its start: many plans in a row may fail."""
         self._agenda.call_at(self._agenda.now_s, self._fail, run, run.version, error, retry, code)
 
-    def _fail(self, run: PlanRun, version: int, error: str, retry: bool, code: str) -> None:
+    def _is_failed_by(self, failing: FailingWorker, run: PlanRun) -> bool:
+        return failing.worker_id in run.plan.workers and failing.begin_s <= self._agenda.now_s < failing.end_s
+
+    def _fail(
+        self, run: PlanRun, version: int, error: str, retry: bool, code: str, workers: tuple[WorkerId, ...] = ()
+    ) -> None:
         if run.version != version:
             return
         self._record(run, "failed")
         self._leave(run)
-        self._post(ev.PlanFailed(run.plan.plan_id, error, retry, code))
+        self._post(ev.PlanFailed(run.plan.plan_id, error, retry, code, workers))
 
     def close(self) -> None:
         """The simulation ends: give the recorder the plans that still run."""
