@@ -39,11 +39,13 @@ def fit_length(rows: Collection[ProfileRow]) -> StageLength:
     and where all sizes have the same number of frames."""
     if any(row.stage is Stage.DIFFUSE for row in rows) or len({row.shape.num_frames for row in rows}) < 2:
         return StageLength()
-    terms = []
-    for row in rows:
+    terms, timed = [], [row for row in rows if row.seconds > 0]  # a table may say that a stage takes no time
+    for row in timed:
         first = row.shape.pixels / PIXELS_PER_TOKEN
         terms.append((first, first * (row.shape.num_frames - 1), 1.0))
-    first_s, further_s, _ = fit_sum(terms, [row.seconds for row in rows], most_terms=min(len(rows), len(terms[0])))
+    if not timed:
+        return StageLength()
+    first_s, further_s, _ = fit_sum(terms, [row.seconds for row in timed], most_terms=min(len(timed), len(terms[0])))
     if not further_s:
         return StageLength(_LEAST_SHARE) if first_s else StageLength()
     share = further_s / first_s if first_s else _MOST_SHARE

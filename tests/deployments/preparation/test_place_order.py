@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployments.preparation.place_order import order_devices
-from tests.device.topologies import BRIDGES, HGX, TWO_SOCKETS, find_address, list_devices
+from tests.device.links.topologies import BRIDGES, HGX, TWO_SOCKETS, find_address, list_devices
 from tridentserve.cluster import DeviceLinks
 
 

@@ -14,7 +14,7 @@ from deployments.assembly.planning import list_workers
 from deployments.preparation.worker_places import find_device_links, order_bundles
 from deployments.preparation.worker_seat import WorkerSeats
 from tests.deployments.assembly.test_measured_tables import make_args
-from tests.device.topologies import BRIDGES, HGX, list_devices
+from tests.device.links.topologies import BRIDGES, HGX, list_devices
 from tests.support.processes import output_of
 from tridentserve.cluster import DeviceLinks
 from tridentserve.plans import PlacementPlan, Replica

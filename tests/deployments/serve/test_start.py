@@ -13,7 +13,7 @@ from deployments.preparation.worker_places import find_device_links
 from deployments.preparation.worker_seat import WorkerSeats
 from deployments.serve import start
 from tests.deployments.assembly.test_measured_tables import make_args, write_measured
-from tests.device.topologies import BRIDGES, list_devices
+from tests.device.links.topologies import BRIDGES, list_devices
 
 GPUS = [2, 0, 3, 1]  # of the bundles 1 to 4; bridges join 0 with 3 and 1 with 2
 

@@ -21,7 +21,7 @@ from tridentserve.engine.live.worker.worker_calls import WorkerCalls
 from tridentserve.engine.live.worker_handle import WorkerHandle
 
 # Methods of these classes that call nobody.
-_LOCAL = {"kill", "open_channel", "wait_for_break", "fail_plans", "close"}
+_LOCAL = {"kill", "open_channel", "wait_for_break", "wait_until_idle", "fail_plans", "close"}
 
 
 class CheckedWorker:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.device.topologies import BRIDGES, HGX, TWO_SOCKETS, find_address, list_devices, write_listing
+from tests.device.links.topologies import BRIDGES, HGX, TWO_SOCKETS, find_address, list_devices, write_listing
 from tridentserve.cluster import DeviceLinks
 from tridentserve.device import find_device
 from tridentserve.device.cuda_device import CudaDevice
