@@ -31,6 +31,7 @@ def run(**variables: str) -> int:
     return int(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not FOLDER.is_dir() or "[madvise]" not in (FOLDER / "enabled").read_text(encoding="utf-8"),
     reason="this machine gives no huge pages to those who ask",
