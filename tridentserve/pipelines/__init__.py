@@ -5,18 +5,12 @@ diffusers.
 """
 
 import os
-from pathlib import Path
 
 # The libraries read these variables when they are imported. Models come from local directories (those of the hub are
 # brought there by `tridentserve.hub`, in other processes), so no library needs the hub; and every worker would print a
 # warning that image processors, which no pipeline here uses, need torchvision.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-# torch reads this one before it makes its first tensor on a CPU, and then asks Linux for huge pages for tensors of
-# 2 MiB and more. The memory of each layer's outputs goes back to the system, and a VAE spends up to half of its time
-# on getting small pages for the next ones.
-if Path("/sys/kernel/mm/transparent_hugepage").is_dir():
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 from tridentserve.pipelines.int8_weights import hide_torchao
 
