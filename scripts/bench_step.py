@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -160,12 +160,13 @@ def _measure_predictions(adapter: PipelineAdapter, options: argparse.Namespace) 
                 seed=1,
             )
         )
-    for row in rows:
-        print(
+    return _tell(
+        rows,
+        lambda row: (
             f"{row['family']} {row['sides']}: {row['predicted']} mixes predicted from {row['measured']} batches, error "
             f"{row['mean_error']:.3f} in the mean, {row['worst_error']:.3f} at worst"
-        )
-    return rows
+        ),
+    )
 
 
 def _measure_rings(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -174,11 +175,19 @@ def _measure_rings(options: argparse.Namespace) -> list[dict[str, Any]]:
         with tempfile.TemporaryDirectory() as folder:
             model = make_model_for_rings(Path(folder) / "model")
             rows = measure_rings(model, options.ring_mixes, options.ring_workers, options.rounds)
-    for row in rows:
-        print(
+    return _tell(
+        rows,
+        lambda row: (
             f"{row['sides']} on {row['workers']} workers: {row['step_s']:.2f} s a step, {row['time_over_padded']:.2f} "
             f"of padding, {row['sent_bytes'] / 1e6:.1f} MB sent, {row['sent_over_padded']:.2f} of padding"
-        )
+        ),
+    )
+
+
+def _tell(rows: list[dict[str, Any]], describe: Callable[[dict[str, Any]], str]) -> list[dict[str, Any]]:
+    """Print a line for each row. Returns the rows."""
+    for row in rows:
+        print(describe(row))
     return rows
 
 

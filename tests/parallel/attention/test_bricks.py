@@ -55,6 +55,17 @@ def test_each_request_gets_what_it_gets_on_one_worker(pool: Pool, model: Model, 
             assert (one.tensors["latents"] - other).abs().max() <= 1e-4
 
 
+def test_a_request_of_fewer_tokens_than_workers_has_one_of_them(pool: Pool, model: Model) -> None:
+    folder = model("sd3")
+    diffuse = load_stage(folder, Stage.DIFFUSE)
+    inputs = [make_inputs(128, 96, steps=3, seed=1), make_inputs(16, 16, steps=3, seed=2)]
+    states = [start(folder, content) for content in inputs]
+    alone = [diffuse.step(state, 3).tensors["latents"] for state in states]
+    for ended in pool.run(advance_together, 4, folder, states):
+        for one, other in zip(ended, alone, strict=True):
+            assert (one.tensors["latents"] - other).abs().max() <= 1e-4
+
+
 def run_plan(member: Member, folder: Path, inputs: dict[str, GenerationInputs], given: dict[str, Parcel]) -> Any:
     """D of a plan, as a worker runs it."""
     members = tuple(PlanMember(name, (0, 3)) for name in inputs)

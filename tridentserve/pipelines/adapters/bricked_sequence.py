@@ -7,8 +7,8 @@ and values of a request's image go around its ring, round by round; those of all
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -20,19 +20,15 @@ from tridentserve.packing.rings import plan_rings
 from tridentserve.parallel.collectives import CollectiveGroup
 from tridentserve.parallel.head_exchange import split_text
 from tridentserve.parallel.ring import SoftmaxSum, attend
+from tridentserve.pipelines.adapters.context_values import hold_value
 from tridentserve.pipelines.adapters.packed_sequence import PackedSequence, Stream, pack
 
 _GROUP: ContextVar[CollectiveGroup | None] = ContextVar("packing_group", default=None)
 
 
-@contextmanager
-def packed_over(group: CollectiveGroup | None) -> Iterator[None]:
+def packed_over(group: CollectiveGroup | None) -> AbstractContextManager[None]:
     """Inside the context packed sequences lie over the members of this group, which all lay out the same requests."""
-    token = _GROUP.set(group)
-    try:
-        yield
-    finally:
-        _GROUP.reset(token)
+    return hold_value(_GROUP, group)
 
 
 def lay_out(images: Sequence[torch.Size], texts: Sequence[torch.Size], text_first: bool) -> PackedSequence:
@@ -66,10 +62,11 @@ class BrickedSequence(PackedSequence):
         self, images: Sequence[torch.Size], texts: Sequence[torch.Size], text_first: bool, group: CollectiveGroup
     ) -> None:
         """As `PackedSequence` has it, with the sizes of whole requests. Raises `ConfigError` where a request has fewer
-        tokens than the group has members."""
-        if min(size[1] for size in images) < group.size:
-            raise ConfigError(f"{min(size[1] for size in images)} tokens cannot be shared by {group.size} workers")
+        tokens than its ring has members."""
         rings = plan_rings([size[0] * size[1] for size in images], group.size)
+        for ring, size in zip(rings, images, strict=True):
+            if size[1] < len(ring):
+                raise ConfigError(f"{size[1]} tokens cannot be shared by {len(ring)} workers")
         self._group = group
         self._bricks = [
             _Brick(index, ring, size[0], [len(part) for part in torch.arange(size[1]).tensor_split(len(ring))])
@@ -119,23 +116,18 @@ class BrickedSequence(PackedSequence):
                 parts[brick.index][worker] = own.view(brick.rows, -1, channels)
         return [torch.cat([parts[brick.index][worker] for worker in brick.ring], dim=1) for brick in self._bricks]
 
-    def compute_attention(
+    def _attend(
         self,
         sdpa: Callable[..., torch.Tensor],
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        *,
-        queries: Stream,
+        requests: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]],
         keys: Stream,
-        **kwargs: Any,
-    ) -> torch.Tensor:
+        kwargs: dict[str, Any],
+    ) -> list[torch.Tensor]:
         if keys == "text":  # which each worker has whole
-            return super().compute_attention(sdpa, query, key, value, queries=queries, keys=keys, **kwargs)
+            return super()._attend(sdpa, requests, keys, kwargs)
         if unknown := sorted(name for name in kwargs if kwargs[name] and name != "scale"):
             raise ConfigError(f"an attention of a packed step of several workers has {', '.join(unknown)}")
-        split = zip(self._split(query, queries), self._split(key, keys), self._split(value, keys), strict=True)
-        sums = [_RingSum(*own, kwargs.get("scale")) for own in split]
+        sums = [_RingSum(*own, kwargs.get("scale")) for own in requests]
         travelling = {
             brick.index: torch.stack([self._select_image(each, brick, keys) for each in (ring.key, ring.value)])
             for brick, ring in zip(self._mine, sums, strict=True)
@@ -147,7 +139,7 @@ class BrickedSequence(PackedSequence):
             for brick, ring in zip(self._mine, sums, strict=True):
                 if brick.index in travelling:
                     ring.add(travelling[brick.index])
-        return self._join([ring.finish() for ring in sums], queries)
+        return [ring.finish() for ring in sums]
 
     def _select_image(self, tokens: torch.Tensor, brick: _Brick, stream: Stream) -> torch.Tensor:
         """The image tokens of those of a request, (rows, heads, tokens, channels)."""

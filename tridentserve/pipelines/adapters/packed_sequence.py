@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -23,6 +23,7 @@ import torch
 from tridentserve.errors import ConfigError
 from tridentserve.parallel.attention_calls import RedirectedAttention
 from tridentserve.parallel.head_exchange import join_text, split_text
+from tridentserve.pipelines.adapters.context_values import hold_value
 from tridentserve.pipelines.base import Tensors
 
 # The tokens that a module gets: of the images, of the texts, or of both, one after the other.
@@ -70,14 +71,9 @@ class PackedSequence:
         self._row_numbers = torch.arange(sum(self._rows))  # among those of all requests
         self._owners: dict[Stream, torch.Tensor] = {}
 
-    @contextmanager
-    def active(self) -> Iterator[None]:
+    def active(self) -> AbstractContextManager[None]:
         """Have hooked modules treat their tokens as those of this sequence."""
-        token = _ACTIVE.set(self)
-        try:
-            yield
-        finally:
-            _ACTIVE.reset(token)
+        return hold_value(_ACTIVE, self)
 
     def spread(self, rows: torch.Tensor, stream: Stream) -> torch.Tensor:
         """Give each token of a stream the values of its row: from (rows, ...) to (tokens, ...)."""
@@ -115,7 +111,17 @@ class PackedSequence:
         if kwargs.get("attn_mask") is not None:
             raise ConfigError("an attention of a packed step has a mask")
         split = (self._split(query, queries), self._split(key, keys), self._split(value, keys))
-        return self._join([sdpa(*own, **kwargs) for own in zip(*split, strict=True)], queries)
+        return self._join(self._attend(sdpa, list(zip(*split, strict=True)), keys, kwargs), queries)
+
+    def _attend(
+        self,
+        sdpa: Callable[..., torch.Tensor],
+        requests: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]],
+        keys: Stream,
+        kwargs: dict[str, Any],
+    ) -> list[torch.Tensor]:
+        """The attention of each request, of its queries, keys and values, (rows, heads, tokens, channels) each."""
+        return [sdpa(*own, **kwargs) for own in requests]
 
     def _find_owners(self, stream: Stream) -> torch.Tensor:
         """The row of each token of a stream."""

@@ -18,8 +18,8 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ from diffusers.models.attention_processor import Attention
 from torch.nn import functional
 
 from tridentserve.errors import ConfigError
+from tridentserve.pipelines.adapters.context_values import hold_value
 
 _ACTIVE: ContextVar[PatchLayout | None] = ContextVar("patch_layout", default=None)
 
@@ -73,14 +74,9 @@ class PatchLayout:
         images = [grid for size, grid in zip(sizes, grids, strict=True) for _ in range(size.rows)]
         self._above, self._below, self._left, self._right = (part.to(device) for part in _find_neighbours(images))
 
-    @contextmanager
-    def active(self) -> Iterator[None]:
+    def active(self) -> AbstractContextManager[None]:
         """Have hooked modules treat their batch as the patches of this layout."""
-        token = _ACTIVE.set(self)
-        try:
-            yield
-        finally:
-            _ACTIVE.reset(token)
+        return hold_value(_ACTIVE, self)
 
     def cut(self, images: Sequence[torch.Tensor]) -> torch.Tensor:
         """Cut the images of all requests, (rows, channels, height, width) each, into patches."""
