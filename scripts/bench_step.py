@@ -138,13 +138,14 @@ def _measure_mixes(
         rows += measure_mix(
             cast(DiffusersAdapter, adapter), sides, options.mix_steps, options.guidance_scale, options.rounds
         )
-    for row in rows:
-        print(
+    return _tell(
+        rows,
+        lambda row: (
             f"{row['family']} {row['sides']} {row['way']:6} {row['requests_per_s']:.2f} requests/s, latency "
             f"{row['mean_latency_s']:.3f} s, time {row['time_ratio']:.2f} of one by one, difference "
             f"{row['max_difference']:.1e}"
-        )
-    return rows
+        ),
+    )
 
 
 def _measure_predictions(adapter: PipelineAdapter, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -195,12 +196,13 @@ def _simulate_services(options: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
     for sides in options.service_mixes:
         rows += simulate_mix(options.profiles, sides, options.requests, seed=1)
-    for row in rows:
-        print(
+    return _tell(
+        rows,
+        lambda row: (
             f"simulated {row['sides']} {row['way']:7} {row['mixed_plans']} of {row['plans']} plans mixed, "
             f"{row['on_time']:.2f} on time, latency {row['mean_latency_s']:.1f} s, all done after {row['end_s']:.0f} s"
-        )
-    return rows
+        ),
+    )
 
 
 if __name__ == "__main__":

@@ -6,30 +6,20 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.engine.live.configs import worker_configs
+from tests.engine.live.faults.equal_workers import run_engine
 from tests.engine.simulated.greedy import Greedy
 from tests.support.decision_log import read_log
 from tests.support.waiting import until
-from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.live.engine import LiveEngine
-from tridentserve.engine.live.messages import ModelSource
-from tridentserve.engine.live.spawning.spawner import ActorSpawner
 from tridentserve.engine.live.updates import CompletedUpdate, Update
-from tridentserve.engine.options import EngineOptions
-from tridentserve.parallel import abandon, connect_store
-from tridentserve.pipelines.tiny.build import ensure_tiny
-from tridentserve.plans import PlacementPlan, Replica
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape
 from tridentserve.scheduling import events as ev
-from tridentserve.scheduling.scheduler import Scheduler, SchedulerOptions
-from tridentserve.stages import Stage
-from tridentserve.testing import MODEL, FixedTimes
+from tridentserve.testing import MODEL
 
 WORKERS = ("w0", "w1")
 INPUTS = GenerationInputs("a lighthouse at dawn", Shape(64, 64), 2, 3.5, seed=3)
@@ -52,20 +42,8 @@ def break_worker(worker: Any, is_device: bool) -> int:
 
 @pytest.fixture
 async def engine(ray_cluster: None, tiny_cache: Path, tmp_path: Path) -> AsyncIterator[LiveEngine]:
-    store = connect_store(is_server=True)
-    specs = [WorkerSpec(worker_id, "node", 1 << 30) for worker_id in WORKERS]
-    placement = PlacementPlan({worker_id: frozenset(Replica(MODEL, stage) for stage in Stage) for worker_id in WORKERS})
-    sources = {MODEL: ModelSource(MODEL, ensure_tiny("flux", tiny_cache))}
-    engine = LiveEngine(
-        Scheduler(specs, placement, FixedTimes(), Greedy(degree=1), SchedulerOptions(checkpoint_s=0.0)),
-        worker_configs(specs, placement, sources, store.port, tiny_cache),
-        ActorSpawner(0.1),
-        partial(abandon, store),
-        EngineOptions(decision_log=tmp_path / "decisions.jsonl"),
-    )
-    await engine.start()
-    yield engine
-    await engine.stop()
+    async with run_engine(WORKERS, Greedy(degree=1), tiny_cache, tmp_path / "decisions.jsonl") as engine:
+        yield engine
 
 
 async def generate(engine: LiveEngine, name: str) -> Update:

@@ -6,30 +6,22 @@ import os
 import re
 import signal
 from collections.abc import AsyncIterator, Sequence
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.engine.live.configs import worker_configs
+from tests.engine.live.faults.equal_workers import run_engine
 from tests.support.decision_log import read_log
 from tests.support.waiting import until
-from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.live import fleet
 from tridentserve.engine.live.engine import LiveEngine
-from tridentserve.engine.live.messages import ModelSource
-from tridentserve.engine.live.spawning.spawner import ActorSpawner
 from tridentserve.engine.live.updates import CompletedUpdate, ProgressUpdate, Update
-from tridentserve.engine.options import EngineOptions, WorkerOptions
-from tridentserve.parallel import abandon, connect_store
-from tridentserve.pipelines.tiny.build import ensure_tiny
-from tridentserve.plans import PlacementPlan, Replica
+from tridentserve.engine.options import WorkerOptions
 from tridentserve.protocols import Assignment, ClusterView, Decisions, WorkerView
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape
 from tridentserve.scheduling import events as ev
-from tridentserve.scheduling.scheduler import Scheduler, SchedulerOptions
-from tridentserve.stages import PlacementType, Stage
-from tridentserve.testing import MODEL, FixedTimes
+from tridentserve.stages import PlacementType
+from tridentserve.testing import MODEL
 
 WORKERS, STEPS, HANG_TIMEOUT_S = ("w0", "w1", "w2"), 60, 5.0
 INPUTS = GenerationInputs("a lighthouse at dawn", Shape(128, 160), STEPS, 3.5, seed=3)
@@ -55,20 +47,9 @@ async def engine(
     ray_cluster: None, tiny_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[LiveEngine]:
     monkeypatch.setattr(fleet, "SILENCE_S", 5.0)
-    store = connect_store(is_server=True)
-    specs = [WorkerSpec(worker_id, "node", 1 << 30) for worker_id in WORKERS]
-    placement = PlacementPlan({worker_id: frozenset(Replica(MODEL, stage) for stage in Stage) for worker_id in WORKERS})
-    sources = {MODEL: ModelSource(MODEL, ensure_tiny("flux", tiny_cache))}
-    engine = LiveEngine(
-        Scheduler(specs, placement, FixedTimes(), Pairs(), SchedulerOptions(checkpoint_s=0.0)),
-        worker_configs(specs, placement, sources, store.port, tiny_cache, hang_timeout_s=HANG_TIMEOUT_S),
-        ActorSpawner(0.1),
-        partial(abandon, store),
-        EngineOptions(decision_log=tmp_path / "decisions.jsonl"),
-    )
-    await engine.start()
-    yield engine
-    await engine.stop()
+    log = tmp_path / "decisions.jsonl"
+    async with run_engine(WORKERS, Pairs(), tiny_cache, log, hang_timeout_s=HANG_TIMEOUT_S) as engine:
+        yield engine
 
 
 @pytest.mark.parametrize("hanging", [pytest.param("w0", id="leader", marks=pytest.mark.slow), "w1"])
