@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import torch
 from lib.benchmark import describe_run, print_result
-from lib.command_line import PROFILES, Parser, make_positive, parse_sides, parse_whole_number
+from lib.command_line import PROFILES, Parser, make_positive, parse_mix, parse_sides, parse_whole_number
 from lib.steps.packed_mixes import measure_mix
 from lib.steps.packed_prediction import measure_predictions
 from lib.steps.packed_service import simulate_mix
@@ -89,7 +89,7 @@ def _parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--ring-mixes",
-        type=parse_sides,
+        type=parse_mix,
         nargs="*",
         default=[[64, 64, 64, 256], [64, 128, 192, 256], [128, 128, 256, 256]],
         help="of requests on several workers, in pixels",

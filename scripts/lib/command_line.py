@@ -84,6 +84,14 @@ def parse_sides(text: str) -> list[int]:
     return sides
 
 
+def parse_mix(text: str) -> list[int]:
+    """Two or more sides in pixels, comma-separated, in their order; a side may come several times."""
+    sides = [parse_whole_number(part) for part in text.split(",")]
+    if len(sides) < 2 or min(sides) < 16:
+        raise argparse.ArgumentTypeError(f"{text!r} must be two or more sizes of at least 16, such as 64,64,256")
+    return sides
+
+
 def parse_policy_name(text: str) -> str:
     """The name of a dispatch policy, or a dotted path to one."""
     # Imported here: most scripts need no policy, and the solver's libraries take long to import.

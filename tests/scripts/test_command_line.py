@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 from pathlib import Path
 
 import pytest
-from lib.command_line import Parser, make_positive, parse_whole_number
+from lib.command_line import Parser, make_positive, parse_mix, parse_whole_number
 
 SCRIPTS = sorted((Path(__file__).parents[2] / "scripts").glob("*.py"))
 
@@ -51,3 +52,10 @@ def test_a_message_of_several_lines_is_reported_in_one(capsys: pytest.CaptureFix
     with pytest.raises(SystemExit):
         Parser(prog="p").error("first\nsecond")
     assert capsys.readouterr().err == "p: first second (see --help)\n"
+
+
+def test_a_mix_has_two_sides_or_more_in_any_order() -> None:
+    assert parse_mix("256,64,64") == [256, 64, 64]
+    for wrong in ("64", "64,8", "64,x"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            parse_mix(wrong)
