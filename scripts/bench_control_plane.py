@@ -97,7 +97,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--stream", action="store_true", help="clients stream the progress of their requests")
     parser.add_argument("--profile", action="store_true", help="print where the Scheduler's CPU time goes")
     parser.add_argument("--seed", type=int, default=0, help="of the arrivals (default %(default)s)")
-    parser.add_quick(workers=[8], rates=[1.0], seconds=3.0)
+    parser.add_quick(workers=[8], rates=[1.0], seconds=3.0, steps=[4])
     return parser.parse_args(argv)
 
 

@@ -49,9 +49,8 @@ from tridentserve.requests import GenerationInputs, Shape
 _MODEL = "large"
 # The way in which D is held, and its workers.
 _WAYS = {"streamed": 1, "divided": 2}
-_STEPS = 4
-# The one during which a worker is killed has so many.
-_LONG = 12
+# The request during which a worker is killed has so many times the steps of the others.
+_LONGER = 3
 _SAMPLE_S = 0.02
 
 Images = list[NDArray[np.uint8]]
@@ -122,7 +121,8 @@ def _parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--side", type=parse_whole_number, default=128, help="side of the images")
     parser.add_argument("--requests", type=parse_whole_number, default=6, help="requests of each way, two at a time")
-    parser.add_quick(layers=24, heads=16, memory_mb=96, requests=2)
+    parser.add_argument("--steps", type=parse_whole_number, default=4, help="denoising steps of a request")
+    parser.add_quick(layers=24, heads=16, memory_mb=96, requests=2, steps=2)
     return parser.parse_args()
 
 
@@ -163,7 +163,7 @@ async def _serve(
         "cluster": {"workers_per_node": workers, "memory_mb": memory_mb, "cpus_per_worker": 0.1},
         "handoff": {"capacity_mb": 4},
         "expected_load": [
-            {"model": model.name, "width": options.side, "height": options.side, "num_inference_steps": _STEPS}
+            {"model": model.name, "width": options.side, "height": options.side, "num_inference_steps": options.steps}
         ],
     }
     processes = _WatchedWorkers()
@@ -172,37 +172,39 @@ async def _serve(
     ) as service:
         idle_bytes = max(map(read_anonymous_bytes, processes.list_ids()))
         with processes.watch():
-            ended = await _ask_all(service, options.side, options.requests)
+            ended = await _ask_all(service, options)
         figures: dict[str, Any] = {
             "completed": len(ended),
             "idle_anonymous_bytes": idle_bytes,
             "peak_anonymous_bytes": processes.peak_bytes,
         }
         if way == "divided":
-            figures["killed"] = await _kill_one(service, processes, options.side)
+            figures["killed"] = await _kill_one(service, processes, options)
     return figures, [_read_image(update.outputs[0]) for update in ended]
 
 
-async def _ask_all(service: Service[Dispatcher], side: int, requests: int) -> list[CompletedUpdate]:
+async def _ask_all(service: Service[Dispatcher], options: argparse.Namespace) -> list[CompletedUpdate]:
     """The results of requests of different seeds, two at a time."""
     at_once = asyncio.Semaphore(2)
 
     async def ask(seed: int) -> CompletedUpdate:
         async with at_once:
-            return await service.ask(f"request-{seed}", _MODEL, _make_inputs(side, _STEPS, seed))
+            return await service.ask(f"request-{seed}", _MODEL, _make_inputs(options.side, options.steps, seed))
 
-    return await asyncio.gather(*map(ask, range(requests)))
+    return await asyncio.gather(*map(ask, range(options.requests)))
 
 
-async def _kill_one(service: Service[Dispatcher], processes: _WatchedWorkers, side: int) -> dict[str, Any]:
+async def _kill_one(
+    service: Service[Dispatcher], processes: _WatchedWorkers, options: argparse.Namespace
+) -> dict[str, Any]:
     """A request whose second worker is killed while it denoises, and one after it."""
-    inputs = _make_inputs(side, _LONG, seed=1)
+    inputs = _make_inputs(options.side, _LONGER * options.steps, seed=1)
     whole_s = sum(span.seconds for span in (await service.ask("undisturbed", _MODEL, inputs)).timeline)
     request = asyncio.create_task(service.ask("disturbed", _MODEL, inputs))
     await asyncio.sleep(whole_s / 2)
     os.kill(processes.list_ids()[-1], signal.SIGKILL)
     disturbed = await request
-    after = await service.ask("after", _MODEL, _make_inputs(side, _STEPS, seed=2))
+    after = await service.ask("after", _MODEL, _make_inputs(options.side, options.steps, seed=2))
     return {
         "completed": len([disturbed, after]),
         "retries": disturbed.retries,

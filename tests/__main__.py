@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 WITH_RAY = ("tests/engine/live", "tests/e2e")
 # Tests that start services of their own, and so can run apart from the others at no cost. They come last.
-OWN_SERVICES = (("large", "tests/e2e/large_models"), ("starts", "tests/e2e/hub", "tests/e2e/starting"))
+OWN_SERVICES = ("tests/e2e/large_models", "tests/e2e/hub", "tests/e2e/starting")
 _NUM_LANES = 2
 _COUNTS = re.compile(r"=* ?(\d+ \w+.*|no tests ran) in [\d.]+s")
 # Where pytest begins to say what failed, and how many lines of it are repeated at the end.
@@ -59,11 +59,10 @@ def parts(everything: bool, seed: int | None) -> tuple[Part, list[Part]]:
     if seed is not None:
         pytest += ("-p", "randomly", f"--randomly-seed={seed}")
     lint = Part("lint", (("ruff", "check", "."), ("ruff", "format", "--check", ".")))
-    own = [Part(label, ((*pytest, *folders),)) for label, *folders in OWN_SERVICES]
-    apart = [f"--ignore={folder}" for _, *folders in OWN_SERVICES for folder in folders]
-    ray = Part("ray", ((*pytest, *WITH_RAY, *apart),))
+    starts = Part("starts", ((*pytest, *OWN_SERVICES),))
+    ray = Part("ray", ((*pytest, *WITH_RAY, *(f"--ignore={folder}" for folder in OWN_SERVICES)),))
     pure = Part("pure", ((*pytest, *(f"--ignore={folder}" for folder in WITH_RAY)),))
-    return lint, [ray, pure, Part("types", (("mypy",),)), *own]
+    return lint, [ray, pure, Part("types", (("mypy",),)), starts]
 
 
 async def run(part: Part) -> Outcome:

@@ -113,6 +113,7 @@ def ray_cluster() -> Iterator[None]:
             log_to_driver=True,
             object_store_memory=512 << 20,
             configure_logging=False,
+            _system_config={"metrics_report_interval_ms": 1000},  # tests wait for what is reported
         )
 
     for _ in range(3):

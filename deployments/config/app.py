@@ -123,6 +123,12 @@ class SchedulerArgs(Args):
     )
     predict_every_s: float | None = make_option(SchedulerOptions, "predict_every_s")
     explain_last: int = make_option(EngineOptions, "explain_last")
+    orphan_s: float = Field(
+        default=30.0,
+        ge=0,
+        description="Time for which requests go on, in seconds, whose replica of Api is lost. A client that asks again "
+        "with the same id meanwhile joins its request.",
+    )
 
 
 class HandoffArgs(Args):

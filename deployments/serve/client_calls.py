@@ -21,10 +21,6 @@ from tridentserve.scheduling.watching.cluster_state import ClusterState
 
 logger = logging.getLogger(__name__)
 
-# The requests of a replica that is lost go on for so long: a client that asks again with the same id, through another
-# replica, joins its request.
-ORPHAN_S = 30.0
-
 
 class RequestService(Protocol):
     """The service that the calls reach: the live engine, or the replica around it. See `LiveEngine`."""
@@ -47,8 +43,11 @@ class RequestService(Protocol):
 class ClientGate:
     """All calls of all replicas, and the outputs that are too large for a channel."""
 
-    def __init__(self, service: RequestService) -> None:
+    def __init__(self, service: RequestService, orphan_s: float) -> None:
         self.service = service
+        self.orphan_s = orphan_s
+        """Time for which the calls of a replica that is lost go on: a client that asks again with the same id, through
+        another replica, joins its request."""
         self.watch = ClusterWatch(service.describe_cluster)
         self.open_calls: set[str] = set()
         self.references: dict[str, tuple[ClientCalls, tuple[Any, ...]]] = {}
@@ -117,7 +116,7 @@ class ClientCalls:
         """The replica is gone."""
         not_taken = [call_id for call_id, (caller, _) in self._gate.references.items() if caller is self]
         for call_id in (*self._tasks, *not_taken):
-            asyncio.get_running_loop().call_later(ORPHAN_S, self.end_call, call_id)
+            asyncio.get_running_loop().call_later(self._gate.orphan_s, self.end_call, call_id)
 
     def _forget(self, call_id: str) -> None:
         del self._tasks[call_id]

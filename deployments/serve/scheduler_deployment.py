@@ -64,7 +64,7 @@ class SchedulerDeployment:
         self._reconciler: ModelReconciler | None = None
         self._explainer: Explainer | None = None
         self._images = ImageBudget(MAX_HELD_BYTES)
-        self._gate = ClientGate(self)
+        self._gate = ClientGate(self, self._args.scheduler.orphan_s)
         self._listener: ChannelListener | None = None
 
     async def reconfigure(self, user_config: Any) -> None:

@@ -17,6 +17,7 @@ from PIL import Image
 from tests.support import http
 from tests.support.decision_log import read_lines
 from tests.support.ports import free_port
+from tridentserve.pipelines.tiny.build import ensure_tiny
 
 # E, D, D, C of tiny-flux on workers of their own (V3); all of tiny-sd3 (V0) beside the encoder, all of tiny-wan beside
 # the decoder.
@@ -56,12 +57,25 @@ def decode_image(b64_json: str) -> np.ndarray[Any, Any]:
 
 
 @pytest.fixture(scope="session")
-def service(ray_cluster: None, tiny_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def serve_url(ray_cluster: None) -> Iterator[str]:
+    """Where the applications of Ray Serve are reached."""
+    from ray import serve
+
+    port = free_port()
+    serve.start(http_options={"host": "127.0.0.1", "port": port}, logging_config={"enable_access_log": False})
+    yield f"http://127.0.0.1:{port}"
+    serve.shutdown()  # type: ignore[no-untyped-call]
+
+
+@pytest.fixture(scope="session")
+def service(serve_url: str, tiny_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Service:
     from ray import serve
 
     from deployments.app import build_app
     from deployments.config.app import AppArgs
 
+    for family in ("flux", "sd3", "wan"):  # the Scheduler would import diffusers for it
+        ensure_tiny(family, tiny_cache)
     log = tmp_path_factory.mktemp("service") / "decisions.jsonl"
     args = {
         "models": [
@@ -75,12 +89,10 @@ def service(ray_cluster: None, tiny_cache: Path, tmp_path_factory: pytest.TempPa
         # All workers may denoise at once, however few cores the machine has.
         "cluster": {"workers_per_node": 4, "memory_mb": 512, "cpus_per_worker": 0.1, "max_denoising": 4},
         "placement": PLACEMENT,
+        "scheduler": {"orphan_s": 3},
         "cache_dir": str(tiny_cache),
         "decision_log": str(log),
     }
-    port = free_port()
-    serve.start(http_options={"host": "127.0.0.1", "port": port}, logging_config={"enable_access_log": False})
     app = build_app(AppArgs.model_validate(args))
     serve.run(app, name="tridentserve", route_prefix="/", logging_config={"enable_access_log": False})
-    yield Service(f"http://127.0.0.1:{port}", log, args)
-    serve.shutdown()  # type: ignore[no-untyped-call]
+    return Service(serve_url, log, args)

@@ -7,6 +7,7 @@ import base64
 import io
 import json
 import os
+import sys
 import venv
 from pathlib import Path
 from typing import Any
@@ -81,9 +82,11 @@ def aiperf(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def install_apart(folder: Path, *packages: str) -> Path:
     """Install packages into an environment of their own. Returns the directory of its executables."""
-    venv.create(folder, with_pip=True)
-    options = ["--quiet", "--disable-pip-version-check", "--retries", "1"]
-    done = run([str(folder / "bin" / "pip"), "install", *options, *packages])
+    venv.create(folder)
+    # Few of their thousands of modules are ever imported: those are compiled then.
+    options = ["--quiet", "--disable-pip-version-check", "--retries", "1", "--no-compile"]
+    python = str(folder / "bin" / "python")
+    done = run([sys.executable, "-m", "pip", "--python", python, "install", *options, *packages])
     if done.returncode:
         pytest.skip(f"{packages} cannot be installed here: {done.stderr.strip().splitlines()[-1]}")
     return folder / "bin"

@@ -47,7 +47,7 @@ class ControlPlaneScheduler:
             truth.make_times().build_memory_table(),
         )
         await self._engine.start()
-        self._listener = await listen(HOST, ClientGate(self._engine).serve)
+        self._listener = await listen(HOST, ClientGate(self._engine, orphan_s=0.0).serve)
         spare_long_lived()
         return time.perf_counter() - began_s
 

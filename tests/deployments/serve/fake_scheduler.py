@@ -62,10 +62,10 @@ class FakeService:
 class FakeHandle:
     """The part of a Ray `DeploymentHandle` that is used, over a backend in this process, which a channel reaches."""
 
-    def __init__(self, backend: FakeBackend, refuse: Exception | None = None) -> None:
-        """`refuse` is raised by all calls of the handle."""
+    def __init__(self, backend: FakeBackend, refuse: Exception | None = None, orphan_s: float = 0.0) -> None:
+        """`refuse` is raised by all calls of the handle. `orphan_s`: see `ClientGate`."""
         self.service = FakeService(backend)
-        self.gate = ClientGate(self.service)
+        self.gate = ClientGate(self.service, orphan_s)
         self.channels: list[Channel] = []
         self.refuse = refuse
         self.listener: ChannelListener | None = None

@@ -70,7 +70,6 @@ class Cells:
 
 @pytest.fixture
 async def cells(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cells]:
-    monkeypatch.setattr("deployments.serve.client_calls.ORPHAN_S", 0.0)
     monkeypatch.setattr(cells_backend, "_PAUSE_S", 0.02)
     monkeypatch.setattr(cells_backend, "SUMMARY_PERIOD_S", 0.02)
     made = Cells()

@@ -87,10 +87,9 @@ async def test_a_client_that_leaves_ends_its_request(with_progress: bool) -> Non
     await handle.gate.wait_until_idle()
 
 
-async def test_the_requests_of_a_replica_that_is_lost_go_on_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.serve.client_calls.ORPHAN_S", 0.5)
+async def test_the_requests_of_a_replica_that_is_lost_go_on_for_a_while() -> None:
     backend = FakeBackend(allowed_steps=0)
-    handle = FakeHandle(backend)
+    handle = FakeHandle(backend, orphan_s=0.5)
     remote = RemoteBackend(handle)
     waiting = asyncio.create_task(wait_for_result(remote.generate(*ARGS)))
     await until(lambda: "r1" in backend.running)
@@ -101,10 +100,7 @@ async def test_the_requests_of_a_replica_that_is_lost_go_on_for_a_while(monkeypa
     await until(lambda: backend.running == {})
 
 
-async def test_a_scheduler_that_is_lost_fails_the_requests_and_the_next_one_finds_its_successor(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("deployments.serve.client_calls.ORPHAN_S", 0.0)
+async def test_a_scheduler_that_is_lost_fails_the_requests_and_the_next_one_finds_its_successor() -> None:
     backend = FakeBackend(allowed_steps=0)
     handle = FakeHandle(backend)
     remote = RemoteBackend(handle)
@@ -134,8 +130,7 @@ async def test_an_image_that_is_lost() -> None:
 
 
 @pytest.mark.parametrize("replica_is_lost", [False, True])
-async def test_references_that_nobody_takes_are_dropped(replica_is_lost: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.serve.client_calls.ORPHAN_S", 0.0)
+async def test_references_that_nobody_takes_are_dropped(replica_is_lost: bool) -> None:
     large = replace(make_completed(*ARGS), outputs=(Reference(make_png(64, 32)),))
     handle = FakeHandle(FakeBackend(fail=large))
     fetched = asyncio.Event()

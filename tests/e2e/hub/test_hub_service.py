@@ -10,18 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.e2e.conftest import Service, decode_image
+from tests.e2e.conftest import decode_image
+from tests.pipelines.models import stock_result
 from tests.support import http
 from tests.support.hub_server import COMMIT, HubServer, read_repository, run_hub_server
 from tridentserve.pipelines.tiny.build import ensure_tiny
+from tridentserve.requests import GenerationInputs, Shape
 
 MODEL_ID = "some-lab/tiny-sd3"
-IMAGE = {"prompt": "a red circle", "size": "64x64", "num_inference_steps": 4, "seed": 5}
+IMAGE = {"prompt": "a red circle", "size": "64x64", "num_inference_steps": 4, "guidance_scale": 4.0, "seed": 5}
+INPUTS = GenerationInputs("a red circle", Shape(64, 64), num_inference_steps=4, guidance_scale=4.0, seed=5)
 
 
 @contextmanager
-def serving(service: Service, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A second service beside that of all tests. Its Scheduler has this environment, and so have its fetches."""
+def serving(serve_url: str, cache: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A service whose Scheduler has this environment, and so have its fetches."""
     from ray import serve
 
     from deployments import app
@@ -38,34 +41,35 @@ def serving(service: Service, environment: dict[str, str], monkeypatch: pytest.M
         "profiles": ["tiny-cpu"],
         "cluster": {"workers_per_node": 1, "memory_mb": 512, "cpus_per_worker": 0.1},
         "placement": ["EDC"],
-        "cache_dir": service.args["cache_dir"],
+        "cache_dir": str(cache),
     }
     serve.run(app.build_app(AppArgs.model_validate(args)), name="hub", route_prefix="/hub")
     try:
-        yield f"{service.url}/hub"
+        yield f"{serve_url}/hub"
     finally:
         serve.delete("hub")
 
 
-def draw(url: str, model: str) -> np.ndarray[Any, Any]:
-    answer = http.post(f"{url}/v1/images/generations", json={"model": model, **IMAGE})
+def draw(url: str) -> np.ndarray[Any, Any]:
+    answer = http.post(f"{url}/v1/images/generations", json=IMAGE)
     assert answer.status_code == 200, answer.text
     return decode_image(answer.json()["data"][0]["b64_json"])
 
 
 def test_a_model_of_the_hub_is_served_and_later_without_it(
-    service: Service, tiny_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serve_url: str, tiny_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    repository = read_repository(ensure_tiny("sd3", tiny_cache))
+    folder = ensure_tiny("sd3", tiny_cache)
+    repository = read_repository(folder)
     with run_hub_server(HubServer(MODEL_ID, repository)) as hub:
         environment = {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "0"}
-        with serving(service, environment, monkeypatch) as url:
-            first = draw(url, "from-hub")
-        assert (first == draw(service.url, "tiny-sd3")).all()
+        with serving(serve_url, tiny_cache, environment, monkeypatch) as url:
+            first = draw(url)
+        assert (first == np.asarray(stock_result(folder, INPUTS, "pil")[0])).all()
         assert sum(line.startswith(f"GET /api/models/{MODEL_ID}/revision/main") for line in hub.requests) == 1
         assert len(hub.downloads_of("transformer/diffusion_pytorch_model.safetensors")) == 1
         assert [path.name for path in tmp_path.glob("models--*/snapshots/*")] == [COMMIT]
         hub.requests.clear()
-        with serving(service, environment | {"HF_HUB_OFFLINE": "1"}, monkeypatch) as url:
-            assert (draw(url, "from-hub") == first).all()
+        with serving(serve_url, tiny_cache, environment | {"HF_HUB_OFFLINE": "1"}, monkeypatch) as url:
+            assert (draw(url) == first).all()
         assert not hub.requests

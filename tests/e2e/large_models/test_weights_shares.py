@@ -6,7 +6,6 @@ import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from tridentserve.requests import GenerationInputs, Shape
 
 MODEL = "large-flux"
 MEMORY_MB = 96
-SIDE, STEPS = 128, 3
+SIDE, STEPS = 128, 2
 WORKERS = {"divided": 2, "streamed": 1}
 
 
@@ -44,7 +43,8 @@ def folder(model: LargeModel) -> Path:
 @pytest.fixture(scope="module", params=list(WORKERS))
 def large(
     request: pytest.FixtureRequest,
-    service: Service,
+    serve_url: str,
+    tiny_cache: Path,
     model: LargeModel,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Service]:
@@ -62,11 +62,11 @@ def large(
         "videos": {"data_dir": str(scratch / "videos")},
         "expected_load": [{"model": MODEL, "width": SIDE, "height": SIDE, "num_inference_steps": STEPS}],
         "replicas": {"host_dir": str(scratch / "host")},
-        "cache_dir": service.args["cache_dir"],
+        "cache_dir": str(tiny_cache),
         "decision_log": str(scratch / "decisions.jsonl"),
     }
     serve.run(build_app(AppArgs.model_validate(args)), name=way, route_prefix=f"/{way}")
-    yield replace(service, url=f"{service.url}/{way}", decision_log=scratch / "decisions.jsonl", args=args)
+    yield Service(f"{serve_url}/{way}", scratch / "decisions.jsonl", args)
     serve.delete(way)
 
 
@@ -87,8 +87,8 @@ def test_its_images_are_those_of_the_stock_pipeline(large: Service, folder: Path
 
 
 def test_requests_at_once_lose_nothing(large: Service, folder: Path) -> None:
-    with ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(lambda seed: generate(large, seed), range(3)))
+    with ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(lambda seed: generate(large, seed), range(2)))
     for seed, answer in enumerate(answers):
         image = decode_image(answer["data"][0]["b64_json"])
         assert np.abs(image.astype(int) - expect(folder, seed)).max() <= 1
@@ -97,7 +97,7 @@ def test_requests_at_once_lose_nothing(large: Service, folder: Path) -> None:
 @pytest.mark.parametrize("large", ["divided"], indirect=True)
 def test_a_worker_that_is_killed_costs_a_retry(large: Service) -> None:
     """The others of its unit wait for it, and the request is run again from its last checkpoint or its beginning."""
-    steps = 12
+    steps = 6
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(
             http.post,
