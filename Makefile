@@ -36,6 +36,8 @@ install: .venv/.installed
 	$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 12) else "Python 3.11 or 3.12 is needed (make PYTHON=python3.11 ...)")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	# As pip would, but on all cores. Some packages have files that are no modules.
+	$(BIN)/python -m compileall -qq -j 0 .venv/lib || true
 	touch $@
 
 check: install

@@ -21,7 +21,7 @@ from tests.support.waiting import PATIENCE_S, RAY_TOO_SLOW
 # The time of an example says more of the machine than of the code. Every run has the same examples, but for those of
 # `make fuzz`, which looks for new ones.
 _UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("tridentserve", _UNTIMED, derandomize=True)
+settings.register_profile("tridentserve", _UNTIMED, max_examples=50, derandomize=True)
 settings.register_profile("fuzz", _UNTIMED, max_examples=1000, print_blob=True)
 settings.load_profile("tridentserve")
 

@@ -54,19 +54,19 @@ def post(content: bytes) -> FakeBackend:
     return backend
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(st.binary(max_size=200))
 def test_any_bytes(content: bytes) -> None:
     post(content)
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(ANY_JSON)
 def test_any_json(value: Any) -> None:
     post(json.dumps(value).encode())
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(REQUEST)
 def test_any_fields(value: dict[str, Any]) -> None:
     backend = post(json.dumps(value).encode())
@@ -89,7 +89,7 @@ IMAGE_VALUES = (
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(IMAGE_VALUES, REQUEST, st.booleans())
 def test_any_image(image: Any, fields: dict[str, Any], strict: bool) -> None:
     """Made or refused in our own words, whatever stands in the field."""
@@ -102,7 +102,7 @@ def test_any_image(image: Any, fields: dict[str, Any], strict: bool) -> None:
         assert (inputs.image is not None) == WITH_IMAGES[spec.model].takes_image
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(SIZES, SIZES)
 def test_exactly_the_sizes_within_the_limits_are_served(width: int, height: int) -> None:
     good = all(side % 16 == 0 and LIMITS.min_side <= side <= LIMITS.max_side for side in (width, height))
