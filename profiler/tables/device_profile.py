@@ -10,6 +10,7 @@ from profiler.tables.curves import TokenCurve
 from profiler.tables.lengths import StageLength, fit_length
 from profiler.tables.links import DEFAULT_LINKS, LinkSpeeds
 from profiler.tables.rows import ProfileRow, ProfileTable, WeightsRow
+from profiler.tables.seconds_curves import SecondsCurve, make_seconds_curve
 from tridentserve.errors import ProfileError
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage
@@ -19,13 +20,12 @@ _Series = tuple[str, Stage, int, int]
 
 @dataclass(frozen=True, slots=True)
 class ProfiledSizes:
-    """The profiled sizes of one model, stage, degree and batch: exact there, monotone curves between, of seconds in the
-    stage's length and of memory in tokens. A size is between them that has no fewer tokens than one and no more than
-    another."""
+    """The profiled sizes of one model, stage, degree and batch: exact there, monotone curves between, of seconds
+    (`make_seconds_curve`) and of memory in tokens. A size is between them that has no fewer tokens than one and no more
+    than another."""
 
     rows: dict[Shape, ProfileRow]
-    length: StageLength
-    seconds_curve: TokenCurve
+    seconds_curve: SecondsCurve
     peak_bytes_curve: TokenCurve
 
     def covers(self, shape: Shape) -> bool:
@@ -37,7 +37,7 @@ class ProfiledSizes:
             return row.seconds
         if not self.covers(shape):
             raise ValueError(f"{shape} is outside the profiled sizes")
-        return self.seconds_curve.read_nearby(self.length.measure(shape))
+        return self.seconds_curve(shape)
 
     def peak_bytes(self, shape: Shape) -> float:
         row = self.rows.get(shape)
@@ -186,7 +186,6 @@ def _find_links(tables: Sequence[ProfileTable], device: str) -> LinkSpeeds:
 def _build_sizes(rows: dict[Shape, ProfileRow], length: StageLength) -> ProfiledSizes:
     return ProfiledSizes(
         rows=rows,
-        length=length,
-        seconds_curve=TokenCurve((length.measure(shape), row.seconds) for shape, row in rows.items()),
+        seconds_curve=make_seconds_curve({shape: row.seconds for shape, row in rows.items()}, length),
         peak_bytes_curve=TokenCurve((shape.tokens, row.peak_bytes) for shape, row in rows.items()),
     )

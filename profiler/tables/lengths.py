@@ -28,10 +28,16 @@ class StageLength:
 
     frame_share: float = _TOKENS_SHARE
     """The cost of each frame after the first, relative to that of the first."""
+    by_frames: bool = False
+    """True where rows say what a frame costs."""
+
+    def count_frames(self, shape: Shape) -> float:
+        """The frames of a size, as many first ones as cost as much."""
+        return 1 + self.frame_share * (shape.num_frames - 1)
 
     def measure(self, shape: Shape) -> float:
         """The length of a size, in tokens of a first frame."""
-        return shape.pixels / PIXELS_PER_TOKEN * (1 + self.frame_share * (shape.num_frames - 1))
+        return shape.pixels / PIXELS_PER_TOKEN * self.count_frames(shape)
 
 
 def fit_length(rows: Collection[ProfileRow]) -> StageLength:
@@ -47,6 +53,6 @@ def fit_length(rows: Collection[ProfileRow]) -> StageLength:
         return StageLength()
     first_s, further_s, _ = fit_sum(terms, [row.seconds for row in timed], most_terms=min(len(timed), len(terms[0])))
     if not further_s:
-        return StageLength(_LEAST_SHARE) if first_s else StageLength()
+        return StageLength(_LEAST_SHARE, by_frames=True) if first_s else StageLength()
     share = further_s / first_s if first_s else _MOST_SHARE
-    return StageLength(min(max(share, _LEAST_SHARE), _MOST_SHARE))
+    return StageLength(min(max(share, _LEAST_SHARE), _MOST_SHARE), by_frames=True)

@@ -7,6 +7,7 @@ import pytest
 from profiler import CostModel, ProfileRow, ProfileTable, WeightsRow
 from profiler.tables.curves import TokenCurve
 from profiler.tables.lengths import StageLength, fit_length
+from profiler.tables.seconds_curves import make_seconds_curve
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage
 
@@ -61,6 +62,25 @@ def test_other_sizes_of_videos_are_predicted() -> None:
     for shape in (Shape(80, 80, 17), Shape(64, 96, 9), Shape(96, 96), Shape(96, 96, 5), Shape(64, 64, 5)):
         assert times.seconds("m", Stage.DECODE, shape) == pytest.approx(cost(shape, 1.0), rel=0.01)
         assert times.seconds("m", Stage.DIFFUSE, shape) == pytest.approx(shape.tokens, rel=0.01)
+
+
+def test_frames_of_more_pixels_may_cost_more_than_in_proportion() -> None:
+    """The decoder of a small video VAE on a CPU, as it was measured: four sizes, and four others."""
+    known = {Shape(64, 64): 0.0294, Shape(80, 80, 5): 0.2657, Shape(64, 64, 17): 0.4635, Shape(96, 96, 17): 1.5863}
+    others = {Shape(80, 80, 17): 1.1086, Shape(96, 64, 9): 0.4981, Shape(64, 64, 13): 0.3644, Shape(48, 80, 5): 0.122}
+    length = fit_length([make_row(shape, seconds) for shape, seconds in known.items()])
+    curve = make_seconds_curve(known, length)
+    for shape, seconds in (known | others).items():
+        assert curve(shape) == pytest.approx(seconds, rel=0.2), shape
+
+
+@pytest.mark.parametrize("once_s", [0.0, 0.02, 0.5])
+@pytest.mark.parametrize("share", [0.25, 1.0])
+def test_what_a_stage_does_once_is_not_counted_for_each_frame(once_s: float, share: float) -> None:
+    known = {shape: cost(shape, share, once_s) for shape in SIZES}
+    curve = make_seconds_curve(known, fit_length([make_row(shape, seconds) for shape, seconds in known.items()]))
+    for shape in (*SIZES, Shape(80, 80, 17), Shape(96, 64, 9), Shape(96, 96), Shape(64, 64, 5)):
+        assert curve(shape) == pytest.approx(cost(shape, share, once_s), rel=0.01)
 
 
 def test_a_curve_goes_on_in_proportion_where_another_measure_covers_a_size() -> None:
