@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from profiler.fitting import fit_sum
-from profiler.tables.lengths import fit_length
+from profiler.tables.lengths import fit_length, fit_peak_length
 from profiler.tables.rows import ProfileRow, ProfileTable
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage
@@ -32,16 +32,16 @@ def _model_stage(measured: Sequence[ProfileRow], shapes: Sequence[Shape]) -> lis
     missing = [shape for shape in shapes if shape not in known]
     if not (measured and missing):
         return []
-    length = fit_length(measured)
+    length, peak_length = fit_length(measured), fit_peak_length(measured)
     seconds = fit_growth([(length.measure(row.shape), row.seconds) for row in measured])
-    peak_bytes = fit_growth([(row.shape.tokens, row.peak_bytes) for row in measured])
+    peak_bytes = fit_growth([(peak_length.measure(row.shape), row.peak_bytes) for row in measured])
     source = f"modelled: fitted to {len(measured)} measured sizes"
     return [
         replace(
             measured[0],
             shape=shape,
             seconds=seconds(length.measure(shape)),
-            peak_bytes=round(peak_bytes(shape.tokens)),
+            peak_bytes=round(peak_bytes(peak_length.measure(shape))),
             source=source,
         )
         for shape in missing

@@ -6,11 +6,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from profiler.tables.curves import TokenCurve
-from profiler.tables.lengths import StageLength, fit_length
+from profiler.tables.lengths import StageLength, fit_length, fit_peak_length
 from profiler.tables.links import DEFAULT_LINKS, LinkSpeeds
 from profiler.tables.rows import ProfileRow, ProfileTable, WeightsRow
-from profiler.tables.seconds_curves import SecondsCurve, make_seconds_curve
+from profiler.tables.size_curves import SizeCurve, make_size_curve
 from tridentserve.errors import ProfileError
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage
@@ -20,16 +19,17 @@ _Series = tuple[str, Stage, int, int]
 
 @dataclass(frozen=True, slots=True)
 class ProfiledSizes:
-    """The profiled sizes of one model, stage, degree and batch: exact there, monotone curves between, of seconds
-    (`make_seconds_curve`) and of memory in tokens. A size is between them that has no fewer tokens than one and no more
-    than another."""
+    """The profiled sizes of one model, stage, degree and batch: exact there, monotone curves between, of seconds and
+    of memory (`make_size_curve`). A size is between them that has no fewer tokens than one and no more than another."""
 
     rows: dict[Shape, ProfileRow]
-    seconds_curve: SecondsCurve
-    peak_bytes_curve: TokenCurve
+    seconds_curve: SizeCurve
+    peak_bytes_curve: SizeCurve
+    least_tokens: float
+    most_tokens: float
 
     def covers(self, shape: Shape) -> bool:
-        return shape in self.rows or self.peak_bytes_curve.covers(shape.tokens)
+        return shape in self.rows or self.least_tokens <= shape.tokens <= self.most_tokens
 
     def seconds(self, shape: Shape) -> float:
         row = self.rows.get(shape)
@@ -41,7 +41,11 @@ class ProfiledSizes:
 
     def peak_bytes(self, shape: Shape) -> float:
         row = self.rows.get(shape)
-        return row.peak_bytes if row else self.peak_bytes_curve.interpolate(shape.tokens)
+        if row:
+            return row.peak_bytes
+        if not self.covers(shape):
+            raise ValueError(f"{shape} is outside the profiled sizes")
+        return self.peak_bytes_curve(shape)
 
 
 class DeviceProfile:
@@ -58,8 +62,9 @@ class DeviceProfile:
             raise ProfileError(f"no profile row is for device {device!r} (devices profiled: {known}); profile it")
         self.models = tuple(sorted({model for model, *_ in rows}))
         self.links = _find_links(tables, device)
-        lengths = {(model, stage): fit_length(rows.get((model, stage, 1, 1), {}).values()) for model, stage, *_ in rows}
-        self._sizes = {series: _build_sizes(by_shape, lengths[series[:2]]) for series, by_shape in rows.items()}
+        alone = {(model, stage): rows.get((model, stage, 1, 1), {}).values() for model, stage, *_ in rows}
+        lengths = {key: (fit_length(found), fit_peak_length(found)) for key, found in alone.items()}
+        self._sizes = {series: _build_sizes(by_shape, *lengths[series[:2]]) for series, by_shape in rows.items()}
         self._weights = _collect_weights(tables, device)
         degrees: defaultdict[tuple[str, Stage], list[int]] = defaultdict(list)
         batches: defaultdict[tuple[str, Stage, int], list[int]] = defaultdict(list)
@@ -183,9 +188,12 @@ def _find_links(tables: Sequence[ProfileTable], device: str) -> LinkSpeeds:
     return found[0][1] if found else DEFAULT_LINKS
 
 
-def _build_sizes(rows: dict[Shape, ProfileRow], length: StageLength) -> ProfiledSizes:
+def _build_sizes(rows: dict[Shape, ProfileRow], length: StageLength, peak_length: StageLength) -> ProfiledSizes:
+    tokens = [shape.tokens for shape in rows]
     return ProfiledSizes(
         rows=rows,
-        seconds_curve=make_seconds_curve({shape: row.seconds for shape, row in rows.items()}, length),
-        peak_bytes_curve=TokenCurve((shape.tokens, row.peak_bytes) for shape, row in rows.items()),
+        seconds_curve=make_size_curve({shape: row.seconds for shape, row in rows.items()}, length),
+        peak_bytes_curve=make_size_curve({shape: row.peak_bytes for shape, row in rows.items()}, peak_length),
+        least_tokens=min(tokens),
+        most_tokens=max(tokens),
     )

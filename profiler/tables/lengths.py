@@ -1,4 +1,4 @@
-"""The length of a size by which the seconds of a stage grow: tokens for D, and for E and C what rows say of frames.
+"""The length of a size by which a stage costs more: tokens for D, and for E and C what rows say of frames.
 
 A transformer works on tokens, and of all frames after the first of a video four make a latent one. The decoder of a
 VAE works on latent frames in its first layers, and on every frame that is seen in its last ones, which cost most. How
@@ -28,12 +28,14 @@ class StageLength:
 
     frame_share: float = _TOKENS_SHARE
     """The cost of each frame after the first, relative to that of the first."""
+    video_share: float = 0.0
+    """What all frames after the first cost together in addition, however many they are."""
     by_frames: bool = False
     """True where rows say what a frame costs."""
 
     def count_frames(self, shape: Shape) -> float:
         """The frames of a size, as many first ones as cost as much."""
-        return 1 + self.frame_share * (shape.num_frames - 1)
+        return 1 + self.frame_share * (shape.num_frames - 1) + self.video_share * (shape.num_frames > 1)
 
     def measure(self, shape: Shape) -> float:
         """The length of a size, in tokens of a first frame."""
@@ -43,16 +45,36 @@ class StageLength:
 def fit_length(rows: Collection[ProfileRow]) -> StageLength:
     """The length by which the seconds of these rows grow, which are of one model, stage, degree and batch: tokens for D
     and where all sizes have the same number of frames."""
-    if any(row.stage is Stage.DIFFUSE for row in rows) or len({row.shape.num_frames for row in rows}) < 2:
+    timed = [row for row in rows if row.seconds > 0]  # a table may say that a stage takes no time
+    if not _can_tell_frames(rows) or not timed:
         return StageLength()
-    terms, timed = [], [row for row in rows if row.seconds > 0]  # a table may say that a stage takes no time
-    for row in timed:
-        first = row.shape.pixels / PIXELS_PER_TOKEN
-        terms.append((first, first * (row.shape.num_frames - 1), 1.0))
-    if not timed:
-        return StageLength()
+    terms = [(row.shape.pixels, row.shape.pixels * (row.shape.num_frames - 1), 1.0) for row in timed]
     first_s, further_s, _ = fit_sum(terms, [row.seconds for row in timed], most_terms=min(len(timed), len(terms[0])))
     if not further_s:
         return StageLength(_LEAST_SHARE, by_frames=True) if first_s else StageLength()
     share = further_s / first_s if first_s else _MOST_SHARE
     return StageLength(min(max(share, _LEAST_SHARE), _MOST_SHARE), by_frames=True)
+
+
+def fit_peak_length(rows: Collection[ProfileRow]) -> StageLength:
+    """The length by which the memory peaks of these rows grow. Most decoders of videos work on a few frames at a time:
+    they take more for two latent frames than for one, but hardly more for twenty. That is assumed where rows are of two
+    numbers of frames only, and expects too much, not too little, of a decoder that takes all frames at once."""
+    held = [row for row in rows if row.peak_bytes > 0]
+    if not _can_tell_frames(held) or len({row.peak_bytes for row in held}) < 2:
+        return StageLength()
+    terms = []
+    for row in held:
+        pixels, further = row.shape.pixels, row.shape.num_frames - 1
+        terms.append((1, pixels * further, pixels, pixels * (further > 0)))
+    peaks = [row.peak_bytes for row in held]
+    _, each_further, first, any_further = fit_sum(terms, peaks, most_terms=min(len(held), len(terms[0])))
+    if not first:  # no row is of one frame
+        first, any_further = any_further, 0.0
+    if not first:
+        return StageLength(_MOST_SHARE, by_frames=True) if each_further else StageLength()
+    return StageLength(each_further / first, any_further / first, by_frames=True)
+
+
+def _can_tell_frames(rows: Collection[ProfileRow]) -> bool:
+    return not any(row.stage is Stage.DIFFUSE for row in rows) and len({row.shape.num_frames for row in rows}) > 1
