@@ -107,7 +107,7 @@ class RecordedReplicas:
             self.fails -= 1
             raise torch.OutOfMemoryError(MESSAGE)
 
-    def load_ahead(self, needed: Any, peak_bytes: int) -> None:
+    def load_ahead(self, needed: Any, peak_bytes: int, loras: Any) -> None:
         self.asked.append((needed, peak_bytes))
 
     async def evict_all_but(self, queued: Any) -> None:

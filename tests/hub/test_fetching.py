@@ -132,6 +132,13 @@ def test_another_start_goes_on_where_the_first_was_cut(hub: HubServer, tmp_path:
     assert not hub.downloads_of(LARGE)
 
 
+def test_a_folder_that_is_wanted_offline(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetch_to_cache(MODEL)  # so that the commit of the branch is known
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelFolderError, match="cannot be fetched while HF_HUB_OFFLINE is set; run `python scripts"):
+        fetch_to_folder(MODEL, tmp_path / "to")
+
+
 def test_what_came_of_another_revision_is_not_the_beginning_of_this_one(hub: HubServer, tmp_path: Path) -> None:
     folder, latest = tmp_path / "to", hub.files[LARGE]
     older = bytes(len(latest))

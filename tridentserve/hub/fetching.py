@@ -235,6 +235,10 @@ def _explain_errors(model: HubModel) -> Iterator[None]:
             f"{model} is not in the hub's cache {get_cache()}, and the hub cannot be reached ({reason}); "
             f"{_say_way_out(model)}"
         ) from None
+    except OfflineModeIsEnabled:  # which is an OSError
+        raise ModelFolderError(
+            f"{model} cannot be fetched while HF_HUB_OFFLINE is set; {_say_way_out(model)}"
+        ) from None
     except (HfHubHTTPError, httpx2.HTTPError, LocalEntryNotFoundError) as error:
         raise ModelFolderError(
             f"{model} cannot be fetched: {' '.join(str(error).split())}; correct that, or try again later"

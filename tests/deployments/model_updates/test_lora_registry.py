@@ -10,11 +10,13 @@ import pytest
 from deployments.model_updates.lora_registry import LoraRegistry, find_file
 from tests.deployments.fake_backend import MODELS
 from tests.deployments.model_updates.test_reconciler import FLUX, SD3, Bench, run
+from tridentserve.engine.live import model_changes
 from tridentserve.engine.live.messages import ModelSource
 from tridentserve.errors import (
     ConfigError,
     InvalidRequestError,
     LoraExistsError,
+    LoraFileError,
     LoraNotFoundError,
     ModelFolderError,
     ModelUnavailableError,
@@ -107,3 +109,10 @@ def test_it_is_checked_and_published(tmp_path: Path) -> None:
             await add("tiny-sd3", "chalk", str(odd))
 
     run(scenario, tmp_path)
+
+
+def test_a_file_that_is_not_on_a_node_is_refused_there(tmp_path: Path) -> None:
+    """With an error of the service, so that whoever adds it is told."""
+    source = ModelSource("tiny-sd3", tmp_path)
+    with pytest.raises(LoraFileError, match=r"ink\.safetensors cannot be read on all nodes: No such file or directory"):
+        model_changes._check_lora(tmp_path, source, "cpu", tmp_path / "ink.safetensors")

@@ -170,10 +170,13 @@ def _drop_copies(folder: Path, source: ModelSource, torch_device: str) -> None:
 
 
 def _check_lora(folder: Path, source: ModelSource, torch_device: str, file: Path) -> str:
-    """The digest of a LoRA file that fits a model, on the node where this runs."""
+    """The digest of a LoRA file that fits a model, on the node where this runs. Raises `LoraFileError`."""
     from tridentserve.pipelines.loading import load_adapter
 
-    digest = compute_digest(file)
+    try:
+        digest = compute_digest(file)
+    except OSError as error:
+        raise LoraFileError(f"{file} cannot be read on all nodes: {error.strerror}") from error
     load_adapter(source.folder, frozenset({Stage.DIFFUSE}), weights=False).loras.check(file)
     return digest
 

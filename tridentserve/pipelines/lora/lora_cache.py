@@ -44,6 +44,11 @@ class LoraCache:
         held = self._held.get(file)
         return None if held is None else held.num_bytes
 
+    def count_others(self, needed: Collection[LoraFile]) -> int:
+        """Bytes of the LoRAs that are held beside these. A thread may ask this while another one has LoRAs read: then
+        some of those that are needed may count too."""
+        return self.num_bytes - sum(self.find_bytes(file) or 0 for file in needed)
+
     def get(self, file: LoraFile) -> tuple[LayerChange, ...]:
         """The changes of a LoRA that `hold` has been called for."""
         return self._held[file].changes
@@ -62,8 +67,9 @@ class LoraCache:
             if file not in self._held:
                 mark = None if file.digest else _read_mark(file.path)
                 changes = read(file)
-                held = self._held[file] = HeldLora(changes, sum(change.num_bytes for change in changes), mark)
-                self.num_bytes += held.num_bytes
+                held = HeldLora(changes, sum(change.num_bytes for change in changes), mark)
+                self.num_bytes += held.num_bytes  # first, see `count_others`
+                self._held[file] = held
                 self.trim(keep=files)
 
     def trim(self, keep: Collection[LoraFile] = ()) -> None:
@@ -84,7 +90,7 @@ class LoraCache:
     def make_room(self, excess_bytes: int, needed: Collection[LoraFile]) -> int:
         """Drop LoRAs that a plan does not need, where it and the weights lack `excess_bytes` in addition to theirs.
         Returns the bytes that they take after that."""
-        others_bytes = sum(held.num_bytes for file, held in self._held.items() if file not in needed)
+        others_bytes = self.count_others(needed)
         return others_bytes - self.free(excess_bytes + others_bytes, needed)
 
     def drop_model(self, model: str) -> None:

@@ -28,7 +28,7 @@ from tridentserve.engine.live.weights import replica_store as replicas
 from tridentserve.engine.live.weights.host_copies import HostCopies
 from tridentserve.engine.live.weights.peer_weights import PeerWeights, WeightOrder
 from tridentserve.engine.live.weights.replica_store import MemoryBudget, ReplicaStore
-from tridentserve.engine.live.weights.weights_loader import WeightsLoader, copy_blocks
+from tridentserve.engine.live.weights.weights_loader import LoadedWeights, WeightsLoader, copy_blocks
 from tridentserve.engine.options import Fetch
 from tridentserve.errors import ConfigError, HandoffError, OutOfMemoryError, WorkerError
 from tridentserve.models.lora_files import LoraFile
@@ -445,6 +445,30 @@ async def test_a_replica_that_is_being_read_waits_with_leaving(two: Two, host: H
     await leaving
     assert load.source == "peer"
     assert_right(two.b, source, D)
+
+
+async def test_loras_leave_with_the_modules_for_which_they_were_read(
+    host: HostCopies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where weights could not be attached, modules are built anew. A LoRA of the former ones would change nothing."""
+    store, file = make_store(host), LoraFile("flux", "ink", Path("ink"), "digest")
+    await store.prepare((D,))
+    layers = [vars(store.adapter(D))["pipe"].transformer.x_embedder]
+    change = LayerChange(layers[0], torch.zeros(40, dtype=torch.uint8), torch.zeros(0), 1.0)
+    store.loras.hold([file], lambda file: (change,))
+    await store.evict_all_but(())
+    assert store.loras.files == (file,)
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LoadedWeights, "attach", fail)
+        with pytest.raises(MemoryError):
+            await store.prepare((D,))
+    await store.prepare((D,))
+    assert vars(store.adapter(D))["pipe"].transformer.x_embedder is not layers[0]
+    assert store.loras.files == ()
 
 
 async def test_stages_run_on_fetched_weights(two: Two, source: ModelSource) -> None:

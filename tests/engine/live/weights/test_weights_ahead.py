@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,9 @@ from tridentserve.engine.live.weights.replica_store import MemoryBudget, Replica
 from tridentserve.engine.live.weights.weights_loader import WeightsLoader
 from tridentserve.engine.options import Fetch
 from tridentserve.errors import ModelFolderError, OutOfMemoryError
+from tridentserve.models.lora_files import LoraFile
 from tridentserve.pipelines import loading
+from tridentserve.pipelines.lora.reading import LayerChange
 from tridentserve.plans import Replica
 from tridentserve.stages import Stage
 from tridentserve.weights_share import WHOLE, WeightsShare
@@ -52,9 +54,11 @@ __all__ = ["host", "links", "peers", "source"]
 STREAMED, HALF = WeightsShare(streamed=True), WeightsShare(unit=2)
 
 
-async def load_all_ahead(store: ReplicaStore, *needed: Replica, peak_bytes: int = 0) -> None:
+async def load_all_ahead(
+    store: ReplicaStore, *needed: Replica, peak_bytes: int = 0, loras: Sequence[LoraFile] = ()
+) -> None:
     """Begin, and wait for what is on its way."""
-    store.load_ahead(needed, peak_bytes)
+    store.load_ahead(needed, peak_bytes, loras)
     assert store._ahead._loading is not None
     await asyncio.wait({store._ahead._loading})
 
@@ -172,6 +176,18 @@ async def test_a_copy_is_mapped_ahead_where_there_is_no_room_for_the_weights(
     assert (list(copies._open), reads, store.ahead_bytes) == ([D], [], 0)
     await load_all_ahead(store, D, peak_bytes=99)
     assert store.ahead_bytes == size_of(host, D)
+
+
+async def test_loras_of_other_plans_take_room(host: HostCopies) -> None:
+    """Those of the plan that computes are in its peak."""
+    own, other = (LoraFile("flux", name, Path(name), "digest") for name in ("own", "other"))
+    change = LayerChange(torch.nn.Linear(1, 1), torch.zeros(40, dtype=torch.uint8), torch.zeros(0), 1.0)
+    for files, spare_bytes in (([own], 0), ([own, other], 40)):
+        for short_bytes in (0, 1):
+            store = make_store(host, memory_bytes=size_of(host, D) + RESERVE + 60 + spare_bytes - short_bytes)
+            store.loras.hold(files, lambda file: (change,))
+            await load_all_ahead(store, D, peak_bytes=60, loras=[own])
+            assert store.ahead_bytes == (0 if short_bytes else size_of(host, D)), (files, short_bytes)
 
 
 @pytest.mark.parametrize("fetch", ["mapped", "auto"])

@@ -218,6 +218,7 @@ class ReplicaStore:
         except BaseException:
             self._adapters.pop(replica, None)  # with what was attached already
             self._memos.pop(replica, None)
+            self.loras.drop_model(replica.model)  # what was read is for the layers of these modules
             await self.loader.close(loaded)
             raise
         self._resident[replica] = _Resident(loaded)
@@ -246,13 +247,14 @@ class ReplicaStore:
             self._memos[replica] = install_memo(self._adapters[replica])
         loaded.attach(self._adapters[replica])
 
-    def load_ahead(self, needed: Collection[Replica], peak_bytes: int) -> None:
+    def load_ahead(self, needed: Collection[Replica], peak_bytes: int, loras: Collection[LoraFile] = ()) -> None:
         """Begin to bring the weights of the next plan beside the one that computes, whose activations take so many
-        bytes: host copies that have been made are mapped, and loaded where there is room. No `prepare` may be under
-        way."""
+        bytes with its `loras`: host copies that have been made are mapped, and loaded where there is room. No `prepare`
+        may be under way."""
 
         def count_room() -> int:
-            return self._budget.total_bytes - self._budget.reserve_bytes - peak_bytes - self.resident_bytes
+            free_bytes = self._budget.total_bytes - self._budget.reserve_bytes - self.resident_bytes
+            return free_bytes - peak_bytes - self.loras.count_others(loras)
 
         missing = [replica for replica in needed if replica not in self._resident]
         if missing or self._ahead.num_bytes:

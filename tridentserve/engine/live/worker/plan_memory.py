@@ -69,7 +69,7 @@ class PlanMemory:
     def load_ahead(self, running: RunningPlan, after: RunningPlan) -> None:
         """Begin to bring the weights of the plan after the one that computes, where it is known what that one takes."""
         if running.expected.num_bytes > 0:
-            self._replicas.load_ahead(after.needed, self._expect_peak(running).num_bytes)
+            self._replicas.load_ahead(after.needed, self._expect_peak(running).num_bytes, _list_loras(running))
 
     def end_peak(self, running: RunningPlan) -> None:
         """The plan has been run. Weights that came meanwhile are none of its activations."""
