@@ -77,6 +77,11 @@ class _WatchedWorkers:
         self.handles.append(handle)
         return handle
 
+    async def prepare(self, index: int) -> None:
+        """See `Spawner.prepare`."""
+        assert self.spawner is not None
+        await self.spawner.prepare(index)
+
     def list_ids(self) -> list[int]:
         """The ids of the processes that were started."""
         ids: list[int] = ray.get(

@@ -7,6 +7,8 @@ Example: python scripts/fetch_model.py black-forest-labs/FLUX.1-schnell --to mod
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from pathlib import Path
 
@@ -43,7 +45,9 @@ def main() -> int:
     if arguments.to is None:
         print(f"      - {{name: {name}, path: {pinned.model_id}, revision: {pinned.revision}}}")
     else:
-        print(f"      - {{name: {name}, path: {arguments.to.resolve()}}}  # {pinned}")
+        folder = str(arguments.to.resolve())
+        text = folder if re.fullmatch(r"[\w./-]+", folder) else json.dumps(folder)  # a comma would end it
+        print(f"      - {{name: {name}, path: {text}}}  # {pinned}")
     return 0
 
 

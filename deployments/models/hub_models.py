@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.util.placement_group import PlacementGroup, placement_group_table
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from deployments.config.app import AppArgs
 from deployments.replica_logs import prepare_logs
@@ -29,10 +31,10 @@ class HubModels:
     """The models that a service has fetched. A branch is resolved to its commit once, and stays there until the service
     ends."""
 
-    def __init__(self, nodes: Collection[str]) -> None:
-        """`nodes`: Ray's ids of the nodes of the workers."""
-        self._nodes = nodes
-        self._folders: dict[HubModel, Path] = {}
+    def __init__(self, group: PlacementGroup) -> None:
+        """`group`: Ray's placement group of the workers, which may come to other nodes when one is lost."""
+        self._group = group
+        self._snapshots: dict[HubModel, HubSnapshot] = {}
 
     async def fetch(self, args: AppArgs) -> AppArgs:
         """The configuration with model folders in the place of the hub's ids, once they are on this node and on all
@@ -42,20 +44,27 @@ class HubModels:
         if not wanted:
             return args
         for model in wanted:
-            if model not in self._folders:
-                self._folders[model] = await self._fetch_model(model)
-        fetched = name_folders(args, self._folders)
+            if model not in self._snapshots:
+                self._snapshots[model] = await self._fetch_model(model)
+        fetched = name_folders(args, {model: snapshot.folder for model, snapshot in self._snapshots.items()})
         if problems := await asyncio.to_thread(check_parsed_args, fetched):
             raise ConfigError("\n".join(problems))
         return fetched
 
-    async def _fetch_model(self, model: HubModel) -> Path:
+    async def bring(self, bundle: int) -> None:
+        """Fetch all of them to the node of a bundle of the group, which may be a new one. Raises `ModelFolderError`."""
+        place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
+        where = f"the node of bundle {bundle}"
+        for snapshot in list(self._snapshots.values()):
+            await _run_fetch(place, where, snapshot.model, snapshot.cache)
+
+    async def _fetch_model(self, model: HubModel) -> HubSnapshot:
         """Fetch a model to this node, and then at the same commit to the others, into a directory of the same path."""
         here = ray.get_runtime_context().get_node_id()
-        snapshot = await _run_fetch(here, model, None)
-        others = [node for node in self._nodes if node != here]
-        await asyncio.gather(*(_run_fetch(node, snapshot.model, snapshot.cache) for node in others))
-        return snapshot.folder
+        snapshot = await _run_fetch_on(here, model, None)
+        others = set(placement_group_table(self._group)["bundles_to_node_id"].values()) - {here}
+        await asyncio.gather(*(_run_fetch_on(node, snapshot.model, snapshot.cache) for node in others))
+        return snapshot
 
 
 def name_folders(args: AppArgs, folders: Mapping[HubModel, Path]) -> AppArgs:
@@ -69,16 +78,21 @@ def name_folders(args: AppArgs, folders: Mapping[HubModel, Path]) -> AppArgs:
     return args.model_copy(update={"models": models})
 
 
-async def _run_fetch(node_id: str, model: HubModel, cache: Path | None) -> HubSnapshot:
+async def _run_fetch_on(node_id: str, model: HubModel, cache: Path | None) -> HubSnapshot:
     strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    return await _run_fetch(strategy, f"the node {node_id}", model, cache)
+
+
+async def _run_fetch(place: Any, where: str, model: HubModel, cache: Path | None) -> HubSnapshot:
+    """Fetch a model where Ray's strategy `place` says."""
     task = ray.remote(_fetch_here).options(
-        num_cpus=0, max_retries=2, scheduling_strategy=strategy, runtime_env={"env_vars": _ENVIRONMENT}
+        num_cpus=0, max_retries=2, scheduling_strategy=place, runtime_env={"env_vars": _ENVIRONMENT}
     )
     try:
         fetched: HubSnapshot = await task.remote(model, cache)
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, ModelFolderError):
-            raise ModelFolderError(f"{error.cause} (on the node {node_id})") from None
+            raise ModelFolderError(f"{error.cause} (on {where})") from None
         raise
     return fetched
 

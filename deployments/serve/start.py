@@ -50,7 +50,7 @@ async def start_engine(args: AppArgs, gpus_per_worker: float, prefix: str = "") 
     bundles, nodes = _list_bundles(group)
     seats = WorkerSeats(group, bundles, args.cluster.cpus_per_worker, gpus_per_worker)
     bundles = await order_bundles(seats, nodes, args.cluster.device)
-    hub = HubModels(frozenset(nodes))
+    hub = HubModels(group)
     args = await hub.fetch(args)
     specs = list_workers(args, nodes, prefix)
     await measure_unprofiled(args, _list_seats(args, gpus_per_worker, group))
@@ -75,7 +75,7 @@ async def start_engine(args: AppArgs, gpus_per_worker: float, prefix: str = "") 
     engine = LiveEngine(
         planners.scheduler,
         make_worker_configs(specs, placement, sources, times.shares, at, options.worker, hot_width),
-        ActorSpawner(options.worker.num_cpus, gpus_per_worker, group, bundles),
+        ActorSpawner(options.worker.num_cpus, gpus_per_worker, group, bundles, hub.bring),
         abandon,
         options.engine,
         times.build_memory_table(),

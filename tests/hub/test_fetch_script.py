@@ -22,7 +22,7 @@ def make_environment(hub: HubServer, home: Path, offline: bool = False) -> dict[
 
 
 def test_a_folder_for_a_machine_without_a_connection(repository: dict[str, bytes], tmp_path: Path) -> None:
-    folder = tmp_path / "to"
+    folder = tmp_path / "to, and {fro}"
     with run_hub_server(HubServer(MODEL_ID, repository)) as hub:
         said = output_of([*SCRIPT, "--to", str(folder)], ROOT, make_environment(hub, tmp_path / "home"))
     (line,) = (line for line in said.splitlines() if "path:" in line)

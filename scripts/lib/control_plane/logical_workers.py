@@ -248,6 +248,9 @@ class LogicalSpawner:
             self._of_node[node] = next(self._hosts)
         return LogicalWorkerHandle(self._of_node[node], config)
 
+    async def prepare(self, index: int) -> None:
+        """See `Spawner.prepare`. They need nothing."""
+
 
 def read_usage() -> tuple[float, int]:
     """CPU seconds of this process so far, and its resident bytes."""

@@ -29,7 +29,7 @@ async def test_workers_start_in_bundles_in_the_order_of_their_gpus(
         assert function is find_device_links
         return found[seats.bundles[index] - 1]
 
-    def spawn(num_cpus: float, gpus_per_worker: float, group: Any, bundles: tuple[int, ...]) -> None:
+    def spawn(num_cpus: float, gpus_per_worker: float, group: Any, bundles: tuple[int, ...], bring: Any) -> None:
         raise SpawningError(*bundles)
 
     found = list(list_devices(BRIDGES, GPUS))

@@ -14,9 +14,11 @@ import torch
 
 from tests.pipelines.loras import RANK, denoiser, random_lora, save_lora, uses
 from tests.pipelines.models import ALL, families, final_latents, load_stage, make_inputs, start, stock_result
-from tridentserve.errors import ModelFolderError
+from tridentserve.errors import LoraFileError, ModelFolderError
 from tridentserve.models.families import FAMILIES
+from tridentserve.models.lora_files import LoraFile, LoraUse
 from tridentserve.pipelines import load_adapter
+from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.stages import Stage
 
 Model = Callable[[str], Path]
@@ -239,3 +241,17 @@ def test_alphas_in_tensors_are_not_trusted(copied: Model) -> None:
         adapter = load_adapter(folder, frozenset({Stage.DIFFUSE}))
         with pytest.raises(ModelFolderError, match=r"odd\.safetensors cannot be read as a LoRA"):
             adapter.step(start(folder, make_inputs(variant="sdxl", loras=uses(folder, "odd"))))
+
+
+def test_a_file_that_cannot_be_read_says_so(tiny_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A retry elsewhere would not help, and no worker is at fault."""
+
+    def refuse(path: Path) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("tridentserve.pipelines.lora.lora_layers.compute_digest", refuse)
+    file = LoraFile("tiny-sd3", "ink", tmp_path / "ink.safetensors", "a digest")
+    file.path.touch()
+    adapter = load_adapter(ensure_tiny("sd3", tiny_cache), frozenset({Stage.DIFFUSE}))
+    with pytest.raises(LoraFileError, match="the LoRA ink, cannot be read: Permission denied"):
+        adapter.loras.hold(((LoraUse(file, 1.0),),))

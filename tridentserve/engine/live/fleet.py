@@ -291,11 +291,18 @@ class WorkerFleet:
         self._on_lost(worker_id, why)
         handle.fail_plans(why)
         logger.warning("worker %s is lost: %s", worker_id, await death)  # Ray knows best why a process has ended
+        await self._try_until_back(worker_id, member)
+        self._begin_watch(worker_id)
+
+    async def _try_until_back(self, worker_id: WorkerId, member: _FleetWorker) -> None:
         pause_s = _FIRST_PAUSE_S
         while not await self._bring_back(worker_id, member):
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        self._begin_watch(worker_id)
+            try:
+                await self._spawner.prepare(member.index)
+            except Exception as error:  # whatever it is, the next try may do better
+                logger.warning("what worker %s needs could not be brought to it: %s", worker_id, error)
 
     async def _bring_back(self, worker_id: WorkerId, member: _FleetWorker) -> bool:
         """Start a new incarnation, connect it with the others, and warm it up; False when that fails."""

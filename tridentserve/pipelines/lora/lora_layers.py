@@ -145,7 +145,11 @@ class Loras:
         return add_changes
 
     def _read(self, file: LoraFile) -> tuple[LayerChange, ...]:
-        if file.digest and file.path.is_file() and compute_digest(file.path) != file.digest:
+        try:
+            is_another = file.digest and file.path.is_file() and compute_digest(file.path) != file.digest
+        except OSError as error:
+            raise LoraFileError(f"{file.path}, the LoRA {file.name}, cannot be read: {error.strerror}") from error
+        if is_another:
             raise LoraFileError(f"{file.path} is not the file that was added as the LoRA {file.name} any more")
         return read_changes(file.path, self._pipe, self._component, self._device)
 

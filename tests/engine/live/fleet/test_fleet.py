@@ -116,3 +116,27 @@ async def test_a_worker_that_does_not_answer_is_ended(
     fleet._workers["w"].handle = handle
     await fleet.end_if_silent("w")
     assert handle.is_killed == is_killed
+
+
+async def test_what_a_worker_needs_is_brought_to_it_before_it_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its node may be another one, which has nothing of the models. Bringing it may fail too."""
+    done: list[str] = []
+
+    async def bring(bundle: int) -> None:
+        done.append(f"bring to {bundle}")
+        if len(done) < 3:
+            raise OSError("no connection")
+
+    async def bring_back(self: WorkerFleet, worker_id: str, member: Any) -> bool:
+        done.append("try")
+        return len(done) == 5
+
+    monkeypatch.setattr(fleet_module, "_FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(WorkerFleet, "_bring_back", bring_back)
+    spawner = ActorSpawner(0.1, bundles=(7,), bring=bring)
+    fleet = WorkerFleet([config_of(0, tmp_path)], spawner, lambda config: None, lambda worker_id, why: None)
+    await fleet._try_until_back("w", fleet._workers["w"])
+    assert done == ["try", "bring to 7", "try", "bring to 7", "try"]
+    await ActorSpawner(0.1).prepare(0)  # which has nothing to bring

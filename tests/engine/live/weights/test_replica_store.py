@@ -291,7 +291,7 @@ async def test_loras_that_the_plan_does_not_need_leave_before_weights(host: Host
     await store.prepare((D,), peak_bytes=101, loras=files[1:])
     assert (store.loras.files, set(store.resident)) == (tuple(files[1:]), {D})
     await store.unload_model("flux")
-    assert store.loras.files == ()
+    assert not store.loras.files
 
 
 async def test_what_a_queued_plan_needs_stays_while_anything_else_may_go(host: HostCopies) -> None:
@@ -468,7 +468,7 @@ async def test_loras_leave_with_the_modules_for_which_they_were_read(
             await store.prepare((D,))
     await store.prepare((D,))
     assert vars(store.adapter(D))["pipe"].transformer.x_embedder is not layers[0]
-    assert store.loras.files == ()
+    assert not store.loras.files
 
 
 async def test_stages_run_on_fetched_weights(two: Two, source: ModelSource) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,6 +25,10 @@ class Spawner(Protocol):
     def spawn(self, config: WorkerConfig, index: int) -> WorkerHandle:
         """Begin to start the worker that is the `index`-th of the fleet; its handle takes calls at once."""
 
+    async def prepare(self, index: int) -> None:
+        """Bring what that worker needs to where it will be. Called before it is tried again where it did not start,
+        perhaps because its node is another one."""
+
 
 @dataclass(frozen=True, slots=True)
 class ActorSpawner:
@@ -35,6 +40,8 @@ class ActorSpawner:
     """Ray's placement group that the workers are started in, if there is one."""
     bundles: tuple[int, ...] = ()
     """Index of each worker's bundle in that group."""
+    bring: Callable[[int], Awaitable[None]] | None = None
+    """Brings what a worker needs to the node of its bundle, which this index says."""
 
     def spawn(self, config: WorkerConfig, index: int) -> WorkerHandle:
         """See `Spawner.spawn`."""
@@ -50,3 +57,8 @@ class ActorSpawner:
             )
         actor: Any = ray.remote(StageWorker).options(**options).remote(config)
         return WorkerHandle(actor)
+
+    async def prepare(self, index: int) -> None:
+        """See `Spawner.prepare`."""
+        if self.bring is not None:
+            await self.bring(self.bundles[index])
