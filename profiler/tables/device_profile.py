@@ -6,10 +6,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from profiler.tables.lengths import StageLength, fit_length, fit_peak_length
+from profiler.tables.lengths import SizeCurve, StageLength, fit_length, fit_peak_length, make_size_curve
 from profiler.tables.links import DEFAULT_LINKS, LinkSpeeds
 from profiler.tables.rows import ProfileRow, ProfileTable, WeightsRow
-from profiler.tables.size_curves import SizeCurve, make_size_curve
 from tridentserve.errors import ProfileError
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage

@@ -7,13 +7,16 @@ much a further frame costs beside the first depends on the VAE, so it is read fr
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from profiler.fitting import fit_sum
+from profiler.tables.curves import TokenCurve
 from profiler.tables.rows import ProfileRow
 from tridentserve.requests import PIXELS_PER_TOKEN, Shape
 from tridentserve.stages import Stage
+
+SizeCurve = Callable[[Shape], float]
 
 # The share of a frame after the first that `Shape.tokens` counts.
 _TOKENS_SHARE = 0.25
@@ -29,7 +32,7 @@ class StageLength:
     frame_share: float = _TOKENS_SHARE
     """The cost of each frame after the first, relative to that of the first."""
     video_share: float = 0.0
-    """What all frames after the first cost together in addition, however many they are."""
+    """The cost of all frames after the first together in addition, however many they are."""
     by_frames: bool = False
     """True where rows say what a frame costs."""
 
@@ -74,6 +77,22 @@ def fit_peak_length(rows: Collection[ProfileRow]) -> StageLength:
     if not first:
         return StageLength(_MOST_SHARE, by_frames=True) if each_further else StageLength()
     return StageLength(each_further / first, any_further / first, by_frames=True)
+
+
+def make_size_curve(values: Mapping[Shape, float], length: StageLength) -> SizeCurve:
+    """A monotone curve through the profiled values (seconds or bytes), in the stage's length. Where that counts frames,
+    the curve is that of one frame, in pixels: a VAE decodes a few frames at a time, so that twice as many take twice as
+    long, while a frame of twice as many pixels, whose tensors leave the caches, takes longer than that."""
+    if not length.by_frames or not all(values.values()):
+        curve = TokenCurve((length.measure(shape), value) for shape, value in values.items())
+        return lambda shape: curve.read_nearby(length.measure(shape))
+    terms = [(length.measure(shape), 1.0) for shape in values]
+    _, fitted = fit_sum(terms, list(values.values()), most_terms=min(2, len(terms)))
+    once = min(fitted, *values.values()) if len(values) > 1 else 0.0
+    of_a_frame = TokenCurve(
+        (shape.pixels, (value - once) / length.count_frames(shape)) for shape, value in values.items()
+    )
+    return lambda shape: once + of_a_frame.read_nearby(shape.pixels) * length.count_frames(shape)
 
 
 def _can_tell_frames(rows: Collection[ProfileRow]) -> bool:

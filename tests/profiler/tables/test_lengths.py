@@ -6,8 +6,7 @@ import pytest
 
 from profiler import CostModel, ProfileRow, ProfileTable, WeightsRow
 from profiler.tables.curves import TokenCurve
-from profiler.tables.lengths import StageLength, fit_length, fit_peak_length
-from profiler.tables.size_curves import make_size_curve
+from profiler.tables.lengths import StageLength, fit_length, fit_peak_length, make_size_curve
 from tridentserve.requests import Shape
 from tridentserve.stages import Stage
 
