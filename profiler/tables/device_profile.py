@@ -32,19 +32,16 @@ class ProfiledSizes:
 
     def seconds(self, shape: Shape) -> float:
         row = self.rows.get(shape)
-        if row:
-            return row.seconds
-        if not self.covers(shape):
-            raise ValueError(f"{shape} is outside the profiled sizes")
-        return self.seconds_curve(shape)
+        return row.seconds if row else self._read(self.seconds_curve, shape)
 
     def peak_bytes(self, shape: Shape) -> float:
         row = self.rows.get(shape)
-        if row:
-            return row.peak_bytes
+        return row.peak_bytes if row else self._read(self.peak_bytes_curve, shape)
+
+    def _read(self, curve: SizeCurve, shape: Shape) -> float:
         if not self.covers(shape):
             raise ValueError(f"{shape} is outside the profiled sizes")
-        return self.peak_bytes_curve(shape)
+        return curve(shape)
 
 
 class DeviceProfile:

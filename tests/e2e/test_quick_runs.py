@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,16 @@ def test_the_control_plane_on_the_cluster_of_the_tests(ray_cluster: None, tiny_c
     assert [(row["workers"], row["failed"]) for row in result["rows"]] == [(8, 0)]
 
 
-def test_the_engine_on_the_cluster_of_the_tests(ray_cluster: None, tiny_cache: Path, tmp_path: Path) -> None:
-    run_quick("bench_engine", tmp_path, environment=make_environment(tiny_cache))
+# All parts in two runs: each imports torch, and each shows that what is not asked for is left out.
+@pytest.mark.parametrize(
+    "parts",
+    [("regroup", "handoff", "load", "pause_resume", "service_pause", "join"), ("switch", "shift")],
+    ids="-".join,
+)
+def test_the_engine_on_the_cluster_of_the_tests(
+    parts: Sequence[str], ray_cluster: None, tiny_cache: Path, tmp_path: Path
+) -> None:
+    run_quick("bench_engine", tmp_path, "--only", *parts, environment=make_environment(tiny_cache), parts=parts)
 
 
 def test_memory_on_the_cluster_of_the_tests(ray_cluster: None, tiny_cache: Path, tmp_path: Path) -> None:
