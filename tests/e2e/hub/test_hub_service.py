@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,9 +14,11 @@ import numpy as np
 import pytest
 
 from tests.e2e.conftest import decode_image
+from tests.e2e.test_faults import worker_handles
 from tests.pipelines.models import stock_result
 from tests.support import http
 from tests.support.hub_server import COMMIT, HubServer, read_repository, run_hub_server
+from tests.support.waiting import wait_until
 from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.requests import GenerationInputs, Shape
 
@@ -73,3 +78,23 @@ def test_a_model_of_the_hub_is_served_and_later_without_it(
         with serving(serve_url, tiny_cache, environment | {"HF_HUB_OFFLINE": "1"}, monkeypatch) as url:
             assert (draw(url) == first).all()
         assert not hub.requests
+
+
+@pytest.mark.slow
+def test_a_worker_that_comes_back_where_nothing_of_the_model_is_has_it_fetched(
+    serve_url: str, tiny_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on another node, after that of the worker was lost."""
+    weights = "transformer/diffusion_pytorch_model.safetensors"
+    with run_hub_server(HubServer(MODEL_ID, read_repository(ensure_tiny("sd3", tiny_cache)))) as hub:
+        environment = {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "0"}
+        with serving(serve_url, tiny_cache, environment, monkeypatch) as url:
+            first = draw(url)
+            worker = worker_handles()["n0w0"]
+            shutil.rmtree(tmp_path / "hub")
+            shutil.rmtree(tiny_cache / "host")
+            os.kill(worker.pid, signal.SIGKILL)
+            wait_until(lambda: http.get(f"{url}/health").json()["workers"] == 0, "the worker is lost")
+            wait_until(lambda: http.get(f"{url}/health").json()["workers"] == 1, "the worker is back")
+            assert (draw(url) == first).all()
+            assert len(hub.downloads_of(weights)) == 2
