@@ -33,7 +33,7 @@ from lib.measure.models import (
 from profiler.measure.checks import Sweep, check_measurable
 from profiler.measure.kernels import Timing, compare_kernels, compute_ratios, compute_spread
 from profiler.measure.run import find_device_name
-from profiler.measure.stages import Source, set_threads
+from profiler.measure.stages import Source, set_up_process
 from tridentserve.errors import TridentServeError
 from tridentserve.models.kernels import ATTENTIONS, Attention, Kernels
 from tridentserve.requests import Shape
@@ -148,7 +148,7 @@ def _format_lines(figures: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 def _compare(arguments: argparse.Namespace, source: Source) -> dict[str, Any]:
     check_measurable(source, Sweep(arguments.sizes))
-    set_threads(arguments.threads)
+    set_up_process(arguments.threads)
     found: dict[str, Any] = {}
     stock_s: dict[Shape, list[float]] = {}
     on_stock = stock_s.__setitem__ if arguments.stock else None

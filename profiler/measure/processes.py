@@ -27,7 +27,7 @@ from profiler.measure.stages import (
     sample_decode,
     sample_diffuse,
     sample_encode,
-    set_threads,
+    set_up_process,
 )
 from tridentserve.device import find_device
 from tridentserve.device.memory_errors import is_out_of_memory
@@ -175,7 +175,7 @@ def end_with_parent() -> None:
 
 def _start_rank(num_threads: int) -> None:
     end_with_parent()
-    set_threads(num_threads)
+    set_up_process(num_threads)
 
 
 def _move_to_rank(source: Source, rank: int) -> Source:

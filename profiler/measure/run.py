@@ -16,7 +16,7 @@ import torch
 from profiler.measure.checks import ProfilePoint, Sweep, check_measurable
 from profiler.measure.processes import Processes
 from profiler.measure.random_weights import count_weights_bytes
-from profiler.measure.stages import Sample, Source, set_threads
+from profiler.measure.stages import Sample, Source, set_up_process
 from profiler.tables.rows import ProfileRow, ProfileTable, WeightsRow
 from tridentserve.device import find_device
 from tridentserve.engine.options import WorkerOptions
@@ -60,7 +60,7 @@ def measure(
     run = _Measurement(source, options, settings, _take_over(known, model, device, settings))
     wanted = run.list_wanted(sweep)
     if wanted:
-        set_threads(options.num_threads)
+        set_up_process(options.num_threads)
         with Processes(source, sweep.max_degree, options.repeats, options.num_threads) as processes:
             while wanted:
                 for _ in range(options.passes):

@@ -21,6 +21,7 @@ from PIL import Image
 from profiler.measure.memory import measure_peak_bytes
 from profiler.measure.random_weights import make_random_adapter
 from tridentserve.device import find_device, free_cached_memory
+from tridentserve.device.heap import keep_freed_memory
 from tridentserve.models.family import Family
 from tridentserve.models.kernels import Kernels
 from tridentserve.models.model_folder import detect_family, read_family
@@ -125,9 +126,10 @@ def release() -> None:
     free_cached_memory()
 
 
-def set_threads(num_threads: int) -> None:
-    """Set the number of torch threads that a worker has. Also the initializer of the profiler's processes."""
+def set_up_process(num_threads: int) -> None:
+    """Let this process compute as a worker does: with its number of torch threads, and its use of freed memory."""
     torch.set_num_threads(num_threads)
+    keep_freed_memory()
 
 
 def build_inputs(source: Source, shape: Shape, steps: int) -> GenerationInputs:

@@ -12,6 +12,7 @@ from tridentserve.cluster import DeviceLinks
 from tridentserve.device.backends import make_gloo
 from tridentserve.device.compute_device import CopyCall, DeviceMemory, LayerCopies, MemoryPeak, WorkMark
 from tridentserve.device.copy_thread import SideThread
+from tridentserve.device.heap import give_back_freed_memory
 from tridentserve.device.memory_peaks import HostMemoryPeak
 
 
@@ -103,7 +104,7 @@ class CpuDevice:
         raise NotImplementedError("torch does not count the allocations of a CPU")
 
     def free_cached_memory(self) -> None:
-        pass
+        give_back_freed_memory()
 
     def count_free_bytes(self) -> int:
         raise NotImplementedError("processes share the memory of the host")

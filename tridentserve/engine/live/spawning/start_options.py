@@ -1,4 +1,4 @@
-"""The choice between processes that are forked (`forked_start`) and those that import all by themselves."""
+"""How Ray starts the processes that compute: forked (`forked_start`) or not, and how they use the memory."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import ray
 
+from tridentserve.device.heap import list_heap_variables
 from tridentserve.engine.live.spawning import forked_start
 
 # The entries of Ray's `runtime_env` that choose the interpreter of processes.
@@ -15,11 +16,15 @@ _INTERPRETERS = frozenset(("py_executable", "pip", "uv", "conda", "container", "
 
 
 def list_start_options(has_gpu: bool) -> dict[str, Any]:
-    """Options of Ray for an actor or task that computes with torch, so that its process is forked. None of them where
-    it has a GPU (what imports do to CUDA before a fork was not tried), where the application has an interpreter of its
-    own, and where Ray has several machines: the command is known to be there on this one only."""
+    """Options of Ray for an actor or task that computes with torch. None where it has a GPU (what imports do to CUDA
+    before a fork was not tried). On a CPU it keeps the memory that torch frees, and its process is forked, but for two
+    cases: the application has an interpreter of its own, or Ray has several machines, as the command is known to be
+    there on this one only."""
+    if has_gpu:
+        return {}
+    environment: dict[str, Any] = {"env_vars": list_heap_variables()}
     own = _INTERPRETERS & set(ray.get_runtime_context().runtime_env)
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    if has_gpu or own or sum(node["Alive"] for node in nodes) > 1:
-        return {}
-    return {"runtime_env": {"py_executable": shlex.join([sys.executable, "-I", "-S", forked_start.__file__])}}
+    if not own and sum(node["Alive"] for node in nodes) == 1:
+        environment["py_executable"] = shlex.join([sys.executable, "-I", "-S", forked_start.__file__])
+    return {"runtime_env": environment}

@@ -1,0 +1,88 @@
+"""Memory that torch frees on a CPU stays in the process until it is given back."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from tests.support.processes import output_of
+from tridentserve.device.heap import list_heap_variables
+from tridentserve.engine.live.spawning.start_options import list_start_options
+
+ROOT = Path(__file__).parents[2]
+# Makes and frees a tensor of 64 MiB, and one of 48 MiB: the page faults of both, and the pages that giving back frees.
+SCRIPT = """\
+import json, resource, threading
+from pathlib import Path
+import torch
+from tridentserve.device import find_device
+from tridentserve.device.heap import keep_freed_memory
+
+def count_faults(mebibytes):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.zeros(mebibytes * 2**18)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+def count_resident():
+    return int(Path("/proc/self/statm").read_text().split()[1])
+
+{prepare}
+faults = []
+run = lambda: faults.extend(map(count_faults, (64, 48)))
+{start}
+held = count_resident()
+find_device("cpu").free_cached_memory()
+print(json.dumps([*faults, held - count_resident()]))
+"""
+IN_A_THREAD = "thread = threading.Thread(target=run); thread.start(); thread.join()"
+# Half of the first tensor's pages.
+HALF = 2**25 // os.sysconf("SC_PAGE_SIZE")
+
+pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="options of glibc")
+
+
+def count_pages(variables: dict[str, str], prepare: str, start: str) -> list[int]:
+    """What `SCRIPT` finds in a process with these variables."""
+    without = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    script = SCRIPT.format(prepare=prepare, start=start)
+    pages: list[int] = json.loads(output_of([sys.executable, "-c", script], ROOT, without | variables))
+    return pages
+
+
+@pytest.mark.parametrize("is_worker", [True, False])
+def test_freed_memory_is_used_again(is_worker: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list_heap_variables():
+        monkeypatch.delenv(name, raising=False)
+    if is_worker:  # its device has a thread of its own
+        first, second, given_back = count_pages(list_heap_variables(), "", IN_A_THREAD)
+    else:
+        first, second, given_back = count_pages({}, "keep_freed_memory()", "run()")
+    assert second < HALF < first
+    assert given_back > HALF
+
+
+def test_without_the_variables_the_system_gets_it() -> None:
+    _, second, given_back = count_pages({}, "", IN_A_THREAD)
+    assert second > HALF > given_back
+
+
+def test_workers_have_the_variables_beside_those_of_the_job(ray_cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "7")
+    expected = list_heap_variables()
+    assert len(expected) == 3
+    assert "MALLOC_ARENA_MAX" not in expected
+    read: Any = ray.remote(num_cpus=0.1)(_list_variables)
+    found = ray.get(read.options(**list_start_options(has_gpu=False)).remote())
+    assert {name: found[name] for name in expected} == expected
+    assert list_start_options(has_gpu=True) == {}
+
+
+def _list_variables() -> dict[str, str]:
+    return dict(os.environ)
