@@ -8,6 +8,7 @@ import io
 import json
 import os
 import sys
+import sysconfig
 import venv
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,8 @@ from tridentserve.pipelines.tiny.build import ensure_tiny
 
 # It pins other versions of what we use too (pandas, psutil, ...): it needs an environment of its own, and 1.2 GB.
 AIPERF = "aiperf==0.13.0"
-# They have many parts (boto3, SQLAlchemy) that nothing else here needs: an environment of their own, half a minute.
-FRAMEWORKS = ("litellm==1.110.2", "langchain-community==0.4.2")
+# They have many parts (tiktoken, SQLAlchemy) that nothing else here needs: an environment of their own.
+FRAMEWORKS = Path(__file__).with_name("frameworks.txt")
 # An executable of it that is there already.
 AIPERF_ENV = "TRIDENTSERVE_AIPERF"
 
@@ -81,7 +82,8 @@ def aiperf(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def install_apart(folder: Path, *packages: str) -> Path:
-    """Install packages into an environment of their own. Returns the directory of its executables."""
+    """Install packages into an environment of their own. Returns the directory of its executables. `packages` are
+    arguments of pip."""
     venv.create(folder)
     # Few of their thousands of modules are ever imported: those are compiled then.
     options = ["--quiet", "--disable-pip-version-check", "--retries", "1", "--no-compile"]
@@ -148,7 +150,9 @@ print([Image.open(io.BytesIO(file)).size for file in files])
 
 
 def test_litellm_and_langchain(service: Service, tmp_path: Path) -> None:
-    python = install_apart(tmp_path, *FRAMEWORKS, "pillow") / "python"
+    python = install_apart(tmp_path, "--no-deps", "-r", str(FRAMEWORKS)) / "python"
+    (site,) = tmp_path.glob("lib/python*/site-packages")
+    (site / "behind.pth").write_text(sysconfig.get_path("purelib"))
     # LiteLLM would fetch a list of prices.
     env = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     done = run([str(python), "-c", ASK_BY_FRAMEWORKS, f"{service.url}/v1"], env=env)

@@ -1,4 +1,4 @@
-"""How Ray starts the processes that compute: forked (`forked_start`) or not, and how they use the memory."""
+"""Options with which Ray starts the processes that compute: forked or not, and with which use of freed memory."""
 
 from __future__ import annotations
 
