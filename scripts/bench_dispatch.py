@@ -36,8 +36,8 @@ from profiler import CostModel, read_shipped_table
 from traces.workloads.mixes import Mix, load_mix
 from tridentserve.cluster import WorkerSpec
 from tridentserve.errors import TridentServeError
-from tridentserve.long_lived import defer_collections, spare_long_lived
 from tridentserve.plans import PlacementPlan, Replica, WorkerId
+from tridentserve.process.long_lived import defer_collections, spare_long_lived
 from tridentserve.protocols import ClusterView, PendingRequest, WorkerView
 from tridentserve.requests import RequestSpec
 from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE

@@ -30,8 +30,8 @@ from tridentserve.engine.live.channels.channel import ChannelAddress
 from tridentserve.engine.live.channels.opening import ChannelListener, listen
 from tridentserve.engine.live.updates import FailedUpdate, Update
 from tridentserve.errors import ConfigError, OverloadedError, WorkerError
-from tridentserve.long_lived import spare_long_lived
 from tridentserve.models.lora_files import LoraFile
+from tridentserve.process.long_lived import spare_long_lived
 from tridentserve.requests import GenerationInputs, RequestSpec
 from tridentserve.scheduling.events import Reject
 from tridentserve.scheduling.prediction.predictor import Quote

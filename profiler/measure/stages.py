@@ -21,7 +21,6 @@ from PIL import Image
 from profiler.measure.memory import measure_peak_bytes
 from profiler.measure.random_weights import make_random_adapter
 from tridentserve.device import find_device, free_cached_memory
-from tridentserve.device.heap import keep_freed_memory
 from tridentserve.models.family import Family
 from tridentserve.models.kernels import Kernels
 from tridentserve.models.model_folder import detect_family, read_family
@@ -30,6 +29,7 @@ from tridentserve.parallel import connect_store, make_group, sequence_parallel
 from tridentserve.parallel.groups import SequenceGroup
 from tridentserve.pipelines import PipelineAdapter, kernels, load_adapter
 from tridentserve.pipelines.adapters.whole import WholeAdapter
+from tridentserve.process.heap import keep_freed_memory
 from tridentserve.requests import GenerationInputs, Shape
 from tridentserve.stages import Stage
 

@@ -12,8 +12,8 @@ from tridentserve.cluster import DeviceLinks
 from tridentserve.device.backends import make_gloo
 from tridentserve.device.compute_device import CopyCall, DeviceMemory, LayerCopies, MemoryPeak, WorkMark
 from tridentserve.device.copy_thread import SideThread
-from tridentserve.device.heap import give_back_freed_memory
 from tridentserve.device.memory_peaks import HostMemoryPeak
+from tridentserve.process.heap import give_back_freed_memory
 
 
 class ThreadedLayerCopies:

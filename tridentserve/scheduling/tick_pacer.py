@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
-from tridentserve.long_lived import defer_collections
+from tridentserve.process.long_lived import defer_collections
 from tridentserve.scheduling import events as ev
 from tridentserve.scheduling.scheduler import PolicyError
 

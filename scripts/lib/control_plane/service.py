@@ -17,7 +17,7 @@ from tridentserve.engine.live.channels.channel import ChannelAddress
 from tridentserve.engine.live.channels.opening import ChannelListener, listen
 from tridentserve.engine.live.engine import LiveEngine
 from tridentserve.engine.simulated import TimedRequest
-from tridentserve.long_lived import spare_long_lived
+from tridentserve.process.long_lived import spare_long_lived
 
 # Lines of a profile, of each thread.
 _PROFILE_LINES = 25

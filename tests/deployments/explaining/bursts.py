@@ -12,12 +12,14 @@ from deployments.assembly.profiles import make_cost_model
 from deployments.assembly.simulation import simulate_service
 from deployments.config.app import AppArgs
 from tests.support.decision_log import read_log
+from tests.support.tables.steady_times import STEADY_TIMES
 from tridentserve.engine.simulated import SimulationOptions, SimulationResult, TimedRequest
 from tridentserve.requests import RequestSpec, Shape
 from tridentserve.scheduling.decision_log import LogEntry
 
 CONFIGURATION = {
     "models": [{"name": "tiny-sd3", "tiny": "sd3"}],
+    "profiles": [STEADY_TIMES],
     "cluster": {"workers_per_node": 4, "memory_mb": 1024},
     "placement": ["EDC", "EDC", "DC", "E"],
 }

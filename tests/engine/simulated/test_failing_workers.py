@@ -12,6 +12,7 @@ from deployments.assembly.service_times import make_service_times
 from deployments.config.app import AppArgs
 from dispatch.policies.registry import POLICIES
 from tests.support.decision_log import read_log
+from tests.support.tables.steady_times import STEADY_TIMES
 from tridentserve.engine.simulated import FailingWorker, SimulatedEngine, SimulationOptions, SimulationResult
 from tridentserve.plans import WorkerId
 from tridentserve.requests import RequestSpec, Shape
@@ -26,7 +27,8 @@ def serve(
     """A service as it is configured, on one node."""
     args = AppArgs.model_validate(
         {
-            "models": [{"name": "m", "tiny": "sd3"}],
+            "models": [{"name": "m", "tiny": "sd3", "profile_as": "tiny-sd3"}],
+            "profiles": [STEADY_TIMES],
             "cluster": {"workers_per_node": num_workers, "device": "cpu", "memory_mb": 2000},
             "dispatch": {"policy": policy},
             "expected_load": [{"model": "m", "width": 256, "height": 256, "num_inference_steps": STEPS, "weight": 1}],

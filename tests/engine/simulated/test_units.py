@@ -17,6 +17,7 @@ from dispatch import DispatchOptions
 from dispatch.policies import POLICIES
 from profiler import CostModel, read_shipped_table
 from tests.support.decision_log import read_log
+from tests.support.tables.steady_times import STEADY_TIMES
 from tests.support.units import choose_units
 from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.options import WorkerOptions
@@ -131,6 +132,7 @@ def test_a_live_service_refuses_what_only_several_workers_hold() -> None:
     """The tiny model's D weighs 5.2 MiB, and workers of 14 MiB have 5 for it: as `auto` plans it, and as pinned."""
     args = {
         "models": [{"name": "tiny-sd3", "tiny": "sd3", "limits": {"max_side": 256}}],
+        "profiles": [STEADY_TIMES],
         "cluster": {"nodes": 1, "workers_per_node": 4, "memory_mb": 14},
         "handoff": {"capacity_mb": 1},
         "expected_load": [{"model": "tiny-sd3", "width": 256, "height": 256, "num_inference_steps": 4}],

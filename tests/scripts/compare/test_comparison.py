@@ -21,6 +21,7 @@ from deployments.assembly.simulation import simulate_service
 from deployments.config.app import AppArgs
 from deployments.config.file import read_args
 from profiler import CostModel
+from tests.support.tables.steady_times import STEADY_TIMES
 from traces.requests import TraceRequest
 from traces.results import ReplayResult
 from traces.simulated import make_arrivals, make_results
@@ -45,7 +46,8 @@ SERVICE = SimulationOptions(
 
 @pytest.fixture(params=["tiny", "disaggregated"])
 def args(request: pytest.FixtureRequest) -> AppArgs:
-    return read_args(ROOT / "deployments" / f"{request.param}.yaml")
+    given = read_args(ROOT / "deployments" / f"{request.param}.yaml")
+    return given.model_copy(update={"profiles": [STEADY_TIMES]})
 
 
 def served(args: AppArgs, sides: list[int], slo_ms: dict[int, float] | None = None) -> list[ReplayResult]:

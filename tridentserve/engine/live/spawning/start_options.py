@@ -8,8 +8,8 @@ from typing import Any
 
 import ray
 
-from tridentserve.device.heap import list_heap_variables
 from tridentserve.engine.live.spawning import forked_start
+from tridentserve.process.heap import list_heap_variables
 
 # The entries of Ray's `runtime_env` that choose the interpreter of processes.
 _INTERPRETERS = frozenset(("py_executable", "pip", "uv", "conda", "container", "image_uri", "nsight", "rocprof_sys"))

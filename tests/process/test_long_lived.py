@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from tridentserve.long_lived import defer_collections, spare_long_lived
+from tridentserve.process.long_lived import defer_collections, spare_long_lived
 
 
 class Node:

@@ -13,8 +13,8 @@ import pytest
 import ray
 
 from tests.support.processes import output_of
-from tridentserve.device.heap import list_heap_variables
 from tridentserve.engine.live.spawning.start_options import list_start_options
+from tridentserve.process.heap import list_heap_variables
 
 ROOT = Path(__file__).parents[2]
 # Makes and frees a tensor of 64 MiB, and one of 48 MiB: the page faults of both, and the pages that giving back frees.
@@ -23,7 +23,7 @@ import json, resource, threading
 from pathlib import Path
 import torch
 from tridentserve.device import find_device
-from tridentserve.device.heap import keep_freed_memory
+from tridentserve.process.heap import keep_freed_memory
 
 def count_faults(mebibytes):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
