@@ -81,16 +81,15 @@ def aiperf(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(install_apart(tmp_path_factory.mktemp("aiperf"), AIPERF) / "aiperf")
 
 
-def install_apart(folder: Path, *packages: str) -> Path:
-    """Install packages into an environment of their own. Returns the directory of its executables. `packages` are
-    arguments of pip."""
+def install_apart(folder: Path, *wanted: str) -> Path:
+    """Have pip install what it is told into an environment of its own. Returns the directory of its executables."""
     venv.create(folder)
     # Few of their thousands of modules are ever imported: those are compiled then.
     options = ["--quiet", "--disable-pip-version-check", "--retries", "1", "--no-compile"]
     python = str(folder / "bin" / "python")
-    done = run([sys.executable, "-m", "pip", "--python", python, "install", *options, *packages])
+    done = run([sys.executable, "-m", "pip", "--python", python, "install", *options, *wanted])
     if done.returncode:
-        pytest.skip(f"{packages} cannot be installed here: {done.stderr.strip().splitlines()[-1]}")
+        pytest.skip(f"{wanted} cannot be installed here: {done.stderr.strip().splitlines()[-1]}")
     return folder / "bin"
 
 

@@ -7,13 +7,10 @@ import os
 import platform
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-import ray
 
 from tests.support.processes import output_of
-from tridentserve.engine.live.spawning.start_options import list_start_options
 from tridentserve.process.heap import list_heap_variables
 
 ROOT = Path(__file__).parents[2]
@@ -47,18 +44,21 @@ HALF = 2**25 // os.sysconf("SC_PAGE_SIZE")
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="options of glibc")
 
 
+@pytest.fixture(autouse=True)
+def _usual_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("MALLOC_")]:
+        monkeypatch.delenv(name)
+
+
 def run_script(variables: dict[str, str], prepare: str, start: str) -> list[int]:
     """What `SCRIPT` finds in a process with these variables."""
-    without = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
     script = SCRIPT.format(prepare=prepare, start=start)
-    pages: list[int] = json.loads(output_of([sys.executable, "-c", script], ROOT, without | variables))
-    return pages
+    found: list[int] = json.loads(output_of([sys.executable, "-c", script], ROOT, os.environ | variables))
+    return found
 
 
 @pytest.mark.parametrize("is_worker", [True, False])
-def test_freed_memory_is_used_again(is_worker: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list_heap_variables():
-        monkeypatch.delenv(name, raising=False)
+def test_freed_memory_is_used_again(is_worker: bool) -> None:
     if is_worker:  # its device has a thread of its own
         distance, given_back = run_script(list_heap_variables(), "", IN_A_THREAD)
     else:
@@ -70,18 +70,3 @@ def test_freed_memory_is_used_again(is_worker: bool, monkeypatch: pytest.MonkeyP
 def test_without_the_variables_the_system_gets_it() -> None:
     _, given_back = run_script({}, "", IN_A_THREAD)
     assert given_back < HALF
-
-
-def test_workers_have_the_variables_beside_those_of_the_job(ray_cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MALLOC_ARENA_MAX", "7")
-    expected = list_heap_variables()
-    assert len(expected) == 3
-    assert "MALLOC_ARENA_MAX" not in expected
-    read: Any = ray.remote(num_cpus=0.1)(_list_variables)
-    found = ray.get(read.options(**list_start_options(has_gpu=False)).remote())
-    assert {name: found[name] for name in expected} == expected
-    assert list_start_options(has_gpu=True) == {}
-
-
-def _list_variables() -> dict[str, str]:
-    return dict(os.environ)

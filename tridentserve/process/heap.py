@@ -31,11 +31,9 @@ def list_heap_variables() -> dict[str, str]:
 
 def keep_freed_memory() -> None:
     """The same for the main thread of this process, which has started without these variables."""
-    missing = list_heap_variables()
-    set_option = _find_function("mallopt")
-    for name, (option, value) in _OPTIONS.items():
-        if set_option is not None and name in missing:
-            set_option(option, value)
+    if (set_option := _find_function("mallopt")) is not None:
+        for name in list_heap_variables():
+            set_option(*_OPTIONS[name])
 
 
 def give_back_freed_memory() -> None:
