@@ -12,7 +12,7 @@ from python_multipart import MultipartParser
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import parse_options_header
 
-from deployments.schemas.fields import SentFile, show_name
+from deployments.schemas.common.fields import SentFile, show_name
 from tridentserve.errors import InvalidRequestError
 
 if TYPE_CHECKING:

@@ -9,12 +9,14 @@ from typing import Any
 from deployments.backend import Backend, closing, raise_failure, wait_for_result
 from deployments.models.served import ServedModel
 from deployments.plain_updates import to_plain
+from deployments.schemas.common.foreign_fields import describe_ignored
+from deployments.schemas.common.generation_request import REQUEST_ID
+from deployments.schemas.common.ignored_fields import list_ignored
+from deployments.schemas.common.model_choice import drop_default_name, make_unknown_model_error
+from deployments.schemas.common.parsing import parse_as
 from deployments.schemas.edit import EditRequest, build_images
-from deployments.schemas.foreign_fields import describe_ignored
-from deployments.schemas.ignored_fields import list_ignored
-from deployments.schemas.image import REQUEST_ID, ImageRequest, parse_as, parse_image_request
+from deployments.schemas.image import ImageRequest, parse_image_request
 from deployments.schemas.image_field import build_beside_loop
-from deployments.schemas.model_choice import drop_default_name, make_unknown_model_error
 from deployments.schemas.quote import build_alternatives, describe_quotes, parse_quote_request
 from deployments.schemas.video import HandleVideoRequest, build_video_request
 from tridentserve.engine.live.updates import CompletedUpdate

@@ -18,7 +18,7 @@ from deployments.backend import closing, raise_failure
 from deployments.http.body import run_until_disconnect
 from deployments.openai_errors import describe_defect, describe_error
 from deployments.plain_updates import to_plain
-from deployments.schemas.foreign_fields import describe_ignored
+from deployments.schemas.common.foreign_fields import describe_ignored
 from tridentserve.engine.live.updates import CompletedUpdate, PreviewUpdate, StreamedUpdate, Update
 from tridentserve.errors import TridentServeError
 

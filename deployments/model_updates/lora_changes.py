@@ -10,8 +10,8 @@ from pathlib import Path
 from deployments.model_updates.change import KnownModel
 from deployments.model_updates.lora_registry import LoraRegistry, find_file
 from deployments.models.sources import find_model_source
-from deployments.schemas.lora import require_lora
-from deployments.schemas.model_choice import make_unknown_model_error
+from deployments.schemas.common.lora import require_lora
+from deployments.schemas.common.model_choice import make_unknown_model_error
 from tridentserve.engine.live.model_changes import ModelChanges
 from tridentserve.errors import ConfigError, InvalidRequestError, LoraExistsError, ModelUnavailableError
 from tridentserve.models.lora_files import LoraFile

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from deployments.schemas.common.parsing import parse_as
 from deployments.schemas.edit import EditRequest
-from deployments.schemas.image import ImageRequest, parse_as
+from deployments.schemas.image import ImageRequest
 from tridentserve.errors import InvalidRequestError
 
 # Fields of chats that say nothing about an image.

@@ -9,17 +9,10 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from deployments.models.served import ServedModel
-from deployments.schemas.image import (
-    ImageRequest,
-    add_file_format,
-    build_image_request,
-    build_request,
-    check_limits,
-    make_image_id,
-    resolve_size,
-)
+from deployments.schemas.common.building import build_request, check_limits, resolve_size
+from deployments.schemas.common.model_choice import check_size, choose_model
+from deployments.schemas.image import ImageRequest, add_file_format, build_image_request, make_image_id
 from deployments.schemas.image_field import ImageField, ImagesField, build_beside_loop, encode_input_images, encode_mask
-from deployments.schemas.model_choice import check_size, choose_model
 from tridentserve.errors import InvalidRequestError
 from tridentserve.models.input_image import check_image_count, check_mask_presence
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from deployments.models.served import ServedModel
-from deployments.schemas.fields import SentFile
+from deployments.schemas.common.fields import SentFile
 from deployments.schemas.image_limits import DecodingThreads
 from tridentserve.errors import InvalidRequestError
 from tridentserve.models.input_image import check_sides, encode_png, read_image, read_mask, shrink_image

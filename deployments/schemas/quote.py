@@ -10,9 +10,11 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from deployments.models.served import ServedModel
+from deployments.schemas.common.building import build_request, check_limits, resolve_size
+from deployments.schemas.common.generation_request import PlainText
+from deployments.schemas.common.model_choice import check_size, drop_default_name, make_unknown_model_error
+from deployments.schemas.common.parsing import parse_as
 from deployments.schemas.edit import start_from_image
-from deployments.schemas.image import PlainText, build_request, check_limits, parse_as, resolve_size
-from deployments.schemas.model_choice import check_size, drop_default_name, make_unknown_model_error
 from deployments.schemas.video import VideoRequest, choose_shape
 from tridentserve.errors import InvalidRequestError
 from tridentserve.requests import Quality, RequestSpec, Shape

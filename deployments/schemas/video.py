@@ -12,16 +12,11 @@ from pydantic_core import PydanticCustomError
 
 from deployments.config.models import MAX_FPS
 from deployments.models.served import ServedModel
-from deployments.schemas.image import (
-    GenerationRequest,
-    PlainText,
-    build_request,
-    check_limits,
-    parse_as,
-    resolve_size,
-)
+from deployments.schemas.common.building import build_request, check_limits, resolve_size
+from deployments.schemas.common.generation_request import GenerationRequest, PlainText
+from deployments.schemas.common.model_choice import check_size, choose_model
+from deployments.schemas.common.parsing import parse_as
 from deployments.schemas.image_field import ImageField, encode_input_image
-from deployments.schemas.model_choice import check_size, choose_model
 from tridentserve.errors import InvalidRequestError
 from tridentserve.models.input_image import check_image_count
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape

@@ -13,7 +13,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import get_protocol
 
-from deployments.schemas.image import REQUEST_ID
+from deployments.schemas.common.generation_request import REQUEST_ID
 
 _SUFFIX, _PART_SUFFIX = ".mp4", ".part"
 # The name of a file while `_write_atomically` writes it.

@@ -14,9 +14,9 @@ from deployments.http.routes.image_routes import list_data_urls
 from deployments.models.served import ServedModel
 from deployments.plain_updates import to_plain
 from deployments.schemas.chat import parse_chat_request
+from deployments.schemas.common.foreign_fields import describe_ignored
+from deployments.schemas.common.ignored_fields import list_ignored
 from deployments.schemas.edit import build_images
-from deployments.schemas.foreign_fields import describe_ignored
-from deployments.schemas.ignored_fields import list_ignored
 from deployments.schemas.image import ImageRequest
 from deployments.schemas.image_field import count_image_chars
 from tridentserve.engine.live.updates import CompletedUpdate

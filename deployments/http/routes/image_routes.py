@@ -15,10 +15,11 @@ from deployments.http.body import FORMS, JSON, describe_body, read_fields, read_
 from deployments.http.sse import EventStreamResponse
 from deployments.models.served import ServedModel
 from deployments.plain_updates import to_plain
+from deployments.schemas.common.foreign_fields import describe_ignored
+from deployments.schemas.common.ignored_fields import list_ignored
+from deployments.schemas.common.parsing import parse_as
 from deployments.schemas.edit import EditRequest, build_images
-from deployments.schemas.foreign_fields import describe_ignored
-from deployments.schemas.ignored_fields import list_ignored
-from deployments.schemas.image import ImageRequest, parse_as, parse_image_request
+from deployments.schemas.image import ImageRequest, parse_image_request
 from deployments.schemas.image_field import count_image_chars
 from tridentserve.engine.live.updates import CompletedUpdate
 

@@ -12,8 +12,8 @@ from fastapi import FastAPI, Request
 from deployments.backend import Backend
 from deployments.http.body import JSON, describe_body, read_json
 from deployments.models.served import ServedModel
-from deployments.schemas.lora import NewLora, parse_new_lora, require_lora
-from deployments.schemas.model_choice import make_unknown_model_error
+from deployments.schemas.common.lora import NewLora, parse_new_lora, require_lora
+from deployments.schemas.common.model_choice import make_unknown_model_error
 from tridentserve.errors import AdminDisabledError, UnauthorizedError
 from tridentserve.models.lora_files import LoraFile
 

@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from deployments.backend import Backend, VideoBackend
 from deployments.http.python_handle import explain
 from deployments.http.routes.video_routes import cancel_job
-from deployments.schemas.image import REQUEST_ID
+from deployments.schemas.common.generation_request import REQUEST_ID
 from tridentserve.errors import RequestNotFoundError
 
 REQUEST_ROUTES = ("DELETE /v1/requests/{request_id}", "GET /v1/requests/{request_id}/explain")

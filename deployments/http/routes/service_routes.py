@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 
 from deployments.backend import Backend
 from deployments.models.served import ServedModel
-from deployments.schemas.model_choice import make_unknown_model_error
+from deployments.schemas.common.model_choice import make_unknown_model_error
 
 HEALTH_TIMEOUT_S = 5.0
 _SERVING = ("ready", "degraded")

@@ -14,9 +14,9 @@ from deployments.http.body import FORMS, JSON, describe_body, read_fields, run_u
 from deployments.http.video_files import MP4, VideoBytesResponse, VideoFileResponse
 from deployments.models.served import ServedModel
 from deployments.plain_updates import to_plain
-from deployments.schemas.foreign_fields import describe_ignored
-from deployments.schemas.ignored_fields import list_ignored
-from deployments.schemas.image import REQUEST_ID
+from deployments.schemas.common.foreign_fields import describe_ignored
+from deployments.schemas.common.generation_request import REQUEST_ID
+from deployments.schemas.common.ignored_fields import list_ignored
 from deployments.schemas.image_field import build_beside_loop, count_image_chars
 from deployments.schemas.video import VideoRequest, build_video_request, parse_video_request
 from tridentserve.engine.live.updates import CompletedUpdate

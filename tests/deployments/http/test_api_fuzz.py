@@ -11,8 +11,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deployments.schemas.common.parsing import parse_as
 from deployments.schemas.edit import EditRequest, build_edit_request
-from deployments.schemas.image import ImageRequest, parse_as
+from deployments.schemas.image import ImageRequest
 from deployments.schemas.video import build_video_request, parse_video_request
 from tests.deployments.clients import IMAGES, open_client
 from tests.deployments.fake_backend import LIMITS, MODELS, WITH_IMAGES, FakeBackend, make_png

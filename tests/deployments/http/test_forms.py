@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.http.forms import MULTIPART, URLENCODED, parse_form
+from deployments.schemas.common.fields import SentFile, show_name
+from deployments.schemas.common.parsing import parse_as
 from deployments.schemas.edit import EditRequest
-from deployments.schemas.fields import SentFile, show_name
-from deployments.schemas.image import parse_as
 from deployments.schemas.image_field import encode_input_image
 from tests.deployments.clients import get_error, open_image_client
 from tests.deployments.fake_backend import WITH_IMAGES, FakeBackend, make_png

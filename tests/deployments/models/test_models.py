@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from deployments.config.models import Limits, ModelArgs, RequestDefaults
 from deployments.models.served import ServedModel, build_served_model, build_served_models
+from deployments.schemas.common.model_choice import check_size
 from deployments.schemas.image import build_image_request, parse_image_request
-from deployments.schemas.model_choice import check_size
 from deployments.schemas.video import build_video_request, parse_video_request
 from tridentserve.errors import InvalidRequestError
 from tridentserve.models.families import FAMILIES

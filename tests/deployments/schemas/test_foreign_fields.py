@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from deployments.schemas.common.foreign_fields import FOREIGN_FIELDS, GRANTED_FIELDS, log_ignored
+from deployments.schemas.common.generation_request import GenerationRequest
+from deployments.schemas.common.parsing import parse_as
 from deployments.schemas.edit import EditRequest
-from deployments.schemas.foreign_fields import FOREIGN_FIELDS, GRANTED_FIELDS, log_ignored
-from deployments.schemas.image import GenerationRequest, ImageRequest, parse_as
+from deployments.schemas.image import ImageRequest
 from deployments.schemas.video import VideoRequest
 from tridentserve.errors import InvalidRequestError
 

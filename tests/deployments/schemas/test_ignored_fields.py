@@ -10,8 +10,9 @@ import pytest
 
 from deployments.config.models import ModelArgs, RequestDefaults
 from deployments.models.served import ServedModel, build_served_model
-from deployments.schemas.ignored_fields import list_ignored
-from deployments.schemas.image import GenerationRequest, build_image_request, parse_image_request
+from deployments.schemas.common.generation_request import GenerationRequest
+from deployments.schemas.common.ignored_fields import list_ignored
+from deployments.schemas.image import build_image_request, parse_image_request
 from deployments.schemas.video import build_video_request, parse_video_request
 from tests.deployments.fake_backend import VIDEO_LIMITS, WITH_VIDEOS
 from tests.pipelines.models import model_folder

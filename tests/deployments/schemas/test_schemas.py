@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from deployments.schemas.image import MAX_SEED, build_image_request, parse_image_request
+from deployments.schemas.common.generation_request import MAX_SEED
+from deployments.schemas.image import build_image_request, parse_image_request
 from tests.deployments.fake_backend import LIMITS, MODELS
 from tridentserve.errors import InvalidRequestError, UnknownModelError
 from tridentserve.models.lora_files import LoraUse

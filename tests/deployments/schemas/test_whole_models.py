@@ -9,7 +9,7 @@ import pytest
 
 from deployments.config.models import Limits
 from deployments.models.served import ServedModel
-from deployments.schemas.ignored_fields import list_ignored
+from deployments.schemas.common.ignored_fields import list_ignored
 from deployments.schemas.image import build_image_request, parse_image_request
 from deployments.schemas.video import build_video_request, parse_video_request
 from tridentserve.errors import InvalidRequestError

@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 
 from deployments.http.app import create_api
+from deployments.schemas.common.parsing import parse_as
 from deployments.schemas.edit import EditRequest, build_edit_request
-from deployments.schemas.image import parse_as
 from deployments.schemas.image_field import count_image_chars
 from tests.deployments.clients import IMAGES, get_error, open_client, open_image_client, parse_events
 from tests.deployments.fake_backend import MODELS, WITH_IMAGES, FakeBackend, make_png

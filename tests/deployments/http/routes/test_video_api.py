@@ -17,7 +17,7 @@ from starlette.types import Message
 
 from deployments.config.videos import VideosArgs
 from deployments.http.video_files import VideoBytesResponse
-from deployments.schemas.image import REQUEST_ID
+from deployments.schemas.common.generation_request import REQUEST_ID
 from deployments.videos.jobs import VideoJobs
 from tests.deployments.clients import get_error, open_image_client, open_video_client
 from tests.deployments.fake_backend import FakeBackend, make_png, make_video

@@ -8,8 +8,8 @@ import pytest
 
 from deployments.config.models import Limits
 from deployments.models.served import ServedModel
+from deployments.schemas.common.parsing import parse_as
 from deployments.schemas.edit import EditRequest, build_edit_request
-from deployments.schemas.image import parse_as
 from dispatch import IlpDispatcher
 from tests.deployments.fake_backend import make_png
 from tridentserve.engine.simulated import SimulatedEngine, SimulationOptions

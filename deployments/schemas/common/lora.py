@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from deployments.models.served import ServedModel
-from deployments.schemas.fields import show_name
+from deployments.schemas.common.fields import show_name
 from tridentserve.errors import InvalidRequestError, LoraNotFoundError
 from tridentserve.models.lora_files import LoraFile, LoraUse
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from deployments.models.served import ServedModel
-from deployments.schemas.foreign_fields import log_ignored
-from deployments.schemas.image import DALL_E_QUALITIES, GenerationRequest, ImageRequest
+from deployments.schemas.common.foreign_fields import log_ignored
+from deployments.schemas.common.generation_request import GenerationRequest
+from deployments.schemas.image import DALL_E_QUALITIES, ImageRequest
 
 _OF_PREVIEWS = ("partial_images", "preview_interval_ms")
 _OF_SOME_MODELS = ("true_cfg_scale", "guidance_scale_2", "flow_shift", "strength")
