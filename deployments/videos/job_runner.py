@@ -13,8 +13,8 @@ from deployments.openai_errors import describe_error, describe_failure
 from deployments.plain_updates import to_plain
 from deployments.videos.model_absence import REFUSALS, ModelAbsences
 from deployments.videos.retention import VideoRetention
-from deployments.videos.store import VideoJob
 from deployments.videos.store_thread import StoreThread
+from deployments.videos.video_job import VideoJob
 from tridentserve.engine.live.updates import CompletedUpdate, FailedUpdate, ProgressUpdate, QueuedUpdate
 from tridentserve.errors import OverloadedError, TridentServeError, VideoStorageError, WorkerError
 

@@ -14,8 +14,9 @@ from deployments.config.videos import VideosArgs
 from deployments.openai_errors import describe_error
 from deployments.videos.retention import VideoRetention
 from deployments.videos.storage import VideoStorage
-from deployments.videos.store import VideoJob, VideoStore
+from deployments.videos.store import VideoStore
 from deployments.videos.store_thread import StoreThread, translate_disk_errors
+from deployments.videos.video_job import VideoJob
 from deployments.videos.view import describe_job
 from deployments.videos.worker import VideoWorker
 from tridentserve.byte_sizes import MIB

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Callable, Sequence
 
 from deployments.videos.storage import VideoStorage
-from deployments.videos.store import VideoJob
 from deployments.videos.store_thread import StoreThread
+from deployments.videos.video_job import VideoJob
 from tridentserve.byte_sizes import MIB
 from tridentserve.errors import VideoStorageError
 

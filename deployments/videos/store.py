@@ -9,91 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sqlite3
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import TypeAdapter
-
-from tridentserve.errors import ConfigError, InvalidRequestError, OverloadedError
+from deployments.videos.job_database import begin_write, open_database
+from deployments.videos.video_job import VideoJob, is_same, read_job, write_request
+from tridentserve.errors import InvalidRequestError, OverloadedError
 from tridentserve.requests import GenerationInputs, RequestSpec
 
-JobState = Literal["queued", "leased", "completed", "failed"]
-
-_VERSION = 5
-"""Version of the schema. Earlier versions were never released, so they are refused and not migrated."""
-_BUSY_TIMEOUT_S = 10.0
-_SPEC, _INPUTS = TypeAdapter(RequestSpec), TypeAdapter(GenerationInputs)
-_SCHEMA = """
-CREATE TABLE jobs (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,  -- in the order in which they were submitted
-    id TEXT NOT NULL UNIQUE,
-    state TEXT NOT NULL CHECK (state IN ('queued', 'leased', 'completed', 'failed')),
-    priority INTEGER NOT NULL,
-    spec TEXT NOT NULL,
-    inputs TEXT NOT NULL,
-    created_s REAL NOT NULL,
-    not_before_s REAL NOT NULL DEFAULT 0,
-    owner TEXT,
-    lease_until_s REAL,
-    attempts INTEGER NOT NULL DEFAULT 0,
-    steps_done INTEGER NOT NULL DEFAULT 0,
-    ended_s REAL,
-    result TEXT,
-    result_bytes INTEGER NOT NULL DEFAULT 0,
-    error TEXT,
-    image_sha256 TEXT
-) STRICT;
-CREATE INDEX by_turn ON jobs (priority DESC, number) WHERE state IN ('queued', 'leased');
-CREATE INDEX by_end ON jobs (ended_s) WHERE ended_s IS NOT NULL;
--- The input images of unfinished jobs. Afterwards the digest is enough to recognize the same request.
-CREATE TABLE images (number INTEGER PRIMARY KEY, png BLOB NOT NULL) STRICT;
-CREATE TRIGGER drop_image AFTER UPDATE OF state ON jobs WHEN NEW.state IN ('completed', 'failed')
-BEGIN DELETE FROM images WHERE number = NEW.number; END;
--- The files that were begun and belong to no completed job yet. Nothing else in the directory of files is ever swept,
--- because it may hold files of others.
-CREATE TABLE unkept (
-    number INTEGER PRIMARY KEY, name TEXT NOT NULL, count INTEGER NOT NULL, begun_s REAL NOT NULL
-) STRICT;
-CREATE TRIGGER keep_files AFTER UPDATE OF state ON jobs WHEN NEW.state = 'completed'
-BEGIN DELETE FROM unkept WHERE number = NEW.number; END;
-"""
 _MAY_BE_CLAIMED = "(state = 'queued' AND not_before_s <= :now_s OR state = 'leased' AND lease_until_s <= :now_s)"
-
-
-@dataclass(frozen=True, slots=True)
-class VideoJob:
-    """A job as it is stored. Its times are seconds of the Unix clock."""
-
-    number: int
-    """Position in the order in which jobs were submitted; unique, also where an id is used again."""
-    job_id: str
-    state: JobState
-    priority: int
-    """The queued job with the highest priority is leased first."""
-    spec: RequestSpec
-    inputs: GenerationInputs
-    """The content of the request, without its input image."""
-    created_s: float
-    attempts: int
-    """Number of leases of the job that have begun."""
-    steps_done: int
-    """Denoising steps that were done when the lease was last renewed."""
-    ended_s: float | None
-    result: dict[str, Any] | None
-    """Facts about a completed job, in addition to those of the request."""
-    error: dict[str, Any] | None
-    """The error of a failed job, in OpenAI's form."""
-    image_sha256: str | None
-    """The digest of the input image, None for a job without one."""
-
-    @property
-    def file_name(self) -> str:
-        """The name of the job's files, without index and suffix."""
-        return make_file_name(self.job_id, self.number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,46 +37,10 @@ class VideoStore:
 
     def __init__(self, path: Path) -> None:
         """Raises `ConfigError` for a file of another program or of another version."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # With autocommit, `_writing` opens transactions, which lock the file for writing from their start.
-        self._db = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
-        self._db.row_factory = sqlite3.Row
-        try:
-            self._db.execute("PRAGMA auto_vacuum = FULL")  # a new file shrinks when images are deleted
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = FULL")  # a job that was answered outlives a power cut
-            with self._begin_write():
-                self._prepare(path)
-        except sqlite3.DatabaseError as error:
-            self._db.close()
-            raise ConfigError(f"videos.data_dir: {path} is no database of video jobs ({error})") from None
-
-    def _prepare(self, path: Path) -> None:
-        version = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if version == _VERSION:
-            return
-        if version != 0:
-            raise ConfigError(
-                f"videos.data_dir: {path} is of version {version}, this service writes {_VERSION}; use an empty "
-                "directory, or the release that wrote it"
-            )
-        for statement in _SCHEMA.split(";\n"):
-            self._db.execute(statement)
-        self._db.execute(f"PRAGMA user_version = {_VERSION}")
+        self._db = open_database(path)
 
     def close(self) -> None:
         self._db.close()
-
-    @contextmanager
-    def _begin_write(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._db.execute("COMMIT")
-        except BaseException:
-            if self._db.in_transaction:  # SQLite rolls back by itself when the disk is full
-                self._db.execute("ROLLBACK")
-            raise
 
     # Calls on behalf of clients.
 
@@ -170,17 +60,17 @@ class VideoStore:
         and `OverloadedError`."""
         image, inputs = inputs.image, replace(inputs, image=None)
         digest = None if image is None else hashlib.sha256(image).hexdigest()
-        with self._begin_write():
+        with begin_write(self._db):
             known = self.find(spec.request_id)
             if known is not None and known.state != "failed":
-                if _is_same(known, spec, inputs, digest):
+                if is_same(known, spec, inputs, digest):
                     return known
                 message = "request_id has been used for another request: choose a new one"
                 raise InvalidRequestError(message, "request_id")
             if self._count("SELECT COUNT(*) FROM jobs WHERE state IN ('queued', 'leased')") >= max_unfinished:
                 raise OverloadedError(f"{max_unfinished} video jobs have not ended yet, try again later")
             self._db.execute("DELETE FROM jobs WHERE id = ?", (spec.request_id,))
-            written = (spec.request_id, priority, _SPEC.dump_json(spec).decode(), _INPUTS.dump_json(inputs).decode())
+            written = (spec.request_id, priority, *write_request(spec, inputs))
             number = self._db.execute(
                 "INSERT INTO jobs (id, state, priority, spec, inputs, created_s, image_sha256) "
                 "VALUES (?, 'queued', ?, ?, ?, ?, ?)",
@@ -211,7 +101,7 @@ class VideoStore:
 
     def find(self, job_id: str) -> VideoJob | None:
         row = self._db.execute("SELECT * FROM jobs WHERE id = ?", (job_id,)).fetchone()
-        return None if row is None else _read_job(row)
+        return None if row is None else read_job(row)
 
     def list_page(self, after: str | None, limit: int, newest_first: bool) -> list[VideoJob]:
         """Up to `limit` jobs that follow the job `after`. Raises `InvalidRequestError` when no job has that id."""
@@ -222,7 +112,7 @@ class VideoStore:
                 raise InvalidRequestError("after: there is no video with this id, begin again without it", "after")
             where = f"WHERE number {sign} {start.number}"
         rows = self._db.execute(f"SELECT * FROM jobs {where} ORDER BY number {order} LIMIT ?", (limit,))
-        return [_read_job(row) for row in rows]
+        return [read_job(row) for row in rows]
 
     def delete(self, number: int) -> None:
         """Forget a job, if it has ended."""
@@ -239,14 +129,14 @@ class VideoStore:
         Behind the first job whose image has no room, all jobs with images wait; jobs without one overtake them."""
         if count <= 0:
             return []
-        with self._begin_write():
+        with begin_write(self._db):
             numbers = self._choose_next(owner, count, now_s, max_image_bytes)
             rows = self._db.execute(
                 "UPDATE jobs SET state = 'leased', owner = ?, lease_until_s = ?, attempts = attempts + 1, "
                 f"steps_done = 0 WHERE number IN ({', '.join('?' * len(numbers))}) RETURNING *",
                 (owner, now_s + lease_s, *numbers),
             ).fetchall()
-        return sorted((_read_job(row) for row in rows), key=lambda job: (-job.priority, job.number))
+        return sorted((read_job(row) for row in rows), key=lambda job: (-job.priority, job.number))
 
     def _choose_next(self, owner: str, count: int, now_s: float, max_image_bytes: int | None) -> list[int]:
         lengths = "SELECT jobs.number, LENGTH(png) AS num_bytes FROM jobs LEFT JOIN images USING (number)"
@@ -269,7 +159,7 @@ class VideoStore:
 
     def renew(self, owner: str, steps_done: Mapping[int, int], now_s: float, lease_s: float) -> set[int]:
         """Renew leases and store the completed steps of jobs, by number. Returns the jobs that `owner` still has."""
-        with self._begin_write():
+        with begin_write(self._db):
             return {
                 number
                 for number, steps in steps_done.items()
@@ -303,7 +193,7 @@ class VideoStore:
     def list_ended_before(self, time_s: float) -> list[VideoJob]:
         """Jobs that ended before this time."""
         rows = self._db.execute("SELECT * FROM jobs WHERE ended_s < ?", (time_s,))
-        return [_read_job(row) for row in rows]
+        return [read_job(row) for row in rows]
 
     def list_surplus(self, max_bytes: int) -> list[VideoJob]:
         """The oldest completed jobs, without which the files of all others have at most `max_bytes`."""
@@ -312,7 +202,7 @@ class VideoStore:
             "WHERE state = 'completed') WHERE total > ?",
             (max_bytes,),
         )
-        return [_read_job(row) for row in rows]
+        return [read_job(row) for row in rows]
 
     def begin_files(self, job: VideoJob, now_s: float) -> None:
         """Note that the files of a job are about to be written; `complete` removes the note."""
@@ -333,32 +223,3 @@ class VideoStore:
     def forget_files(self, number: int) -> None:
         """Remove the note of `begin_files`, because the files have been removed."""
         self._db.execute("DELETE FROM unkept WHERE number = ?", (number,))
-
-
-def make_file_name(job_id: str, number: int) -> str:
-    """The name of a job's files, which is unique also where an id is used again."""
-    return f"{job_id}-{number}"
-
-
-def _read_job(row: sqlite3.Row) -> VideoJob:
-    return VideoJob(
-        number=row["number"],
-        job_id=row["id"],
-        state=row["state"],
-        priority=row["priority"],
-        spec=_SPEC.validate_json(row["spec"]),
-        inputs=_INPUTS.validate_json(row["inputs"]),
-        created_s=row["created_s"],
-        attempts=row["attempts"],
-        steps_done=row["steps_done"],
-        ended_s=row["ended_s"],
-        result=None if row["result"] is None else json.loads(row["result"]),
-        error=None if row["error"] is None else json.loads(row["error"]),
-        image_sha256=row["image_sha256"],
-    )
-
-
-def _is_same(job: VideoJob, spec: RequestSpec, inputs: GenerationInputs, image_sha256: str | None) -> bool:
-    """Compare a job with a request. A client that leaves the seed to the service accepts any seed of the job."""
-    same_inputs = job.inputs == (replace(inputs, seed=job.inputs.seed) if inputs.seed_drawn else inputs)
-    return job.spec == spec and same_inputs and job.image_sha256 == image_sha256

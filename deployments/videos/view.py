@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from deployments.videos.store import VideoJob
+from deployments.videos.video_job import VideoJob
 
 
 def describe_job(

@@ -16,8 +16,8 @@ from deployments.config.videos import VideosArgs
 from deployments.schemas.image_limits import MAX_JOBS_BYTES
 from deployments.videos.job_runner import PAUSE_S, JobRun, JobRunner
 from deployments.videos.retention import VideoRetention
-from deployments.videos.store import VideoJob
 from deployments.videos.store_thread import StoreThread
+from deployments.videos.video_job import VideoJob
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from deployments.videos.store import VideoJob, VideoStore
+from deployments.videos.store import VideoStore
 from deployments.videos.store_thread import translate_disk_errors
+from deployments.videos.video_job import VideoJob
 from tridentserve.errors import ConfigError, InvalidRequestError, OverloadedError, VideoStorageError
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape
 
