@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from lib.docs.evaluation import CELLS, PAPER_CELLS, fill_comparisons, fill_evaluation
-from lib.evaluate.kept_table import read_rows
+from lib.evaluate.kept.kept_table import read_rows
 from lib.evaluate.named_cells import NamedRow
 from lib.evaluate.unseen_cells.cell_table import UnseenRow
 

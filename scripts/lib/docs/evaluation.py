@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from deployments.assembly.options import ServiceOptions, describe_options
-from lib.evaluate.kept_table import read_rows
+from lib.evaluate.kept.kept_table import read_rows
 from lib.evaluate.named_cells import NamedRow, compare_named
 from lib.evaluate.tables import Table
 from lib.evaluate.unseen_cells.cell_table import UnseenRow

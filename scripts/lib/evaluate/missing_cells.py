@@ -12,8 +12,8 @@ from pathlib import Path
 from tqdm import tqdm
 
 from lib.evaluate.cells import Cell, Settings
+from lib.evaluate.kept.store import CellStore
 from lib.evaluate.runner import run_cells
-from lib.evaluate.store import CellStore
 
 _ROOT = Path(__file__).resolve().parents[3]
 

@@ -12,7 +12,7 @@ import pandas as pd
 from dispatch.options import DEFAULT_POLICY
 from dispatch.policies.paper.deviations import PAPER_POLICY
 from lib.evaluate.cells import Cell, Settings
-from lib.evaluate.kept_table import shorten
+from lib.evaluate.kept.kept_table import shorten
 from lib.evaluate.rows import CellResult
 from lib.evaluate.tables import SETTING, Table, average_seeds, make_claims_table
 

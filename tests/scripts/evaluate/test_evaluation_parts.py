@@ -9,11 +9,11 @@ from statistics import fmean
 
 import pytest
 from lib.evaluate.cells import MIXED, list_cells
+from lib.evaluate.kept.store import Store
 from lib.evaluate.plots import draw_plots
 from lib.evaluate.report import make_tables, write_csv
 from lib.evaluate.rows import COLUMNS, TraceRun, count_types, make_details, make_row
 from lib.evaluate.runner import run_cells
-from lib.evaluate.store import Store
 from lib.evaluate.tables import compute_means, make_cells_table, make_claims_table, make_ratios_table, summarize
 
 from tests.scripts.evaluate.results import SETTINGS, cell, fake_run, made

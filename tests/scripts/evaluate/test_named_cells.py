@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from evaluate import main
 from lib.evaluate.cells import Cell, NamedLoad, Settings
-from lib.evaluate.kept_table import read_rows
+from lib.evaluate.kept.kept_table import read_rows
 from lib.evaluate.named_cells import NamedRow, compare_named
 from lib.evaluate.scenes import run_cell
 

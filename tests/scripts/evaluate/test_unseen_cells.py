@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from evaluate import main
 from lib.evaluate.cells import UNSEEN, Cell, list_unseen_cells
-from lib.evaluate.kept_table import KeptTable, read_rows
+from lib.evaluate.kept.kept_table import KeptTable, read_rows
 from lib.evaluate.unseen_cells.cell_table import UnseenRow
 from lib.evaluate.unseen_cells.comparison import compare_unseen, sum_up_unseen
 

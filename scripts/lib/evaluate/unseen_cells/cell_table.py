@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from lib.evaluate.cells import Cell, Settings
-from lib.evaluate.kept_table import KeptTable, shorten
+from lib.evaluate.kept.kept_table import KeptTable, shorten
 from lib.evaluate.rows import CellResult
 from tridentserve.errors import ConfigError
 

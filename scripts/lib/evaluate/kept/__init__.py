@@ -1,0 +1,1 @@
+"""Where finished cells are kept, so that a rerun skips them."""
