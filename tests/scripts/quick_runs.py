@@ -32,7 +32,7 @@ WITH_RAY = (
     "demo_preemption",
     "judge_service",
 )
-WITHOUT_RAY = ("bench_cells", "bench_dispatch", "bench_step", "compare_kernels", "evaluate")
+WITHOUT_RAY = ("bench_cells", "bench_dispatch", "bench_step", "compare_kernels", "evaluate", "train_cache_predictor")
 # Some start half a dozen processes one after another that import torch.
 _PATIENCE_S = 3 * PATIENCE_S
 _ALWAYS = ("machine", "command")

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from diffusers.models.transformers.transformer_2d import Transformer2DModel
@@ -73,8 +73,19 @@ class PassRows:
     """False for rows of which nothing is kept, (rows, 1), on the CPU."""
 
 
-class PatchPass:
+class StackPass(Protocol):
     """One call of the U-Net for requests of one size."""
+
+    def compute(
+        self, number: int, place: float, blocks: Sequence[Any], tokens: torch.Tensor, text: torch.Tensor, height: int
+    ) -> torch.Tensor:
+        """Compute the blocks of a stack. `number` and `place` (from 0 to 1) are its own in the U-Net, `tokens` (rows,
+        tokens, channels) are those of images of this `height`, row by row of pixels. Returns the tokens that leave
+        it."""
+
+
+class PatchPass:
+    """One call of the U-Net that takes over what may be taken over."""
 
     def __init__(self, rows: PassRows, before: Mapping[int, KeptStack], predictor: ReusePredictor) -> None:
         """`before`: by the number of the stack; empty where nothing is known of any row. Its tensors are not
@@ -93,16 +104,15 @@ class PatchPass:
     def compute(
         self, number: int, place: float, blocks: Sequence[Any], tokens: torch.Tensor, text: torch.Tensor, height: int
     ) -> torch.Tensor:
-        """Compute the blocks of a stack. `number` and `place` (from 0 to 1) are its own in the U-Net, `tokens` (rows,
-        tokens, channels) are those of images of this `height`, row by row of pixels."""
+        """Compute the patches whose results are not used again: see `StackPass`."""
         if not self.keeps:
-            return _compute_all(blocks, tokens, text)[0]
+            return compute_blocks(blocks, tokens, text)[0]
         patches = self._rows.grid.list_tokens(height, tokens.shape[1] // height).to(tokens.device)
         kept = self._before.get(number)
         reused = self.decide(place, tokens, kept, patches)
         self.skipped.append(reused.double().mean(1))
         if kept is None or not reused.any():
-            leaving, added = _compute_all(blocks, tokens, text)
+            leaving, added = compute_blocks(blocks, tokens, text)
             self.after[number] = KeptStack(tokens, added)
             return leaving
         chosen = _Chosen(reused, patches)
@@ -146,7 +156,7 @@ class _Chosen:
     def compute(
         self, blocks: Sequence[Any], tokens: torch.Tensor, text: torch.Tensor, known: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute blocks as `_compute_all` does, with what they added before (`known`) for the patches that are not
+        """Compute blocks as `compute_blocks` does, with what they added before (`known`) for the patches that are not
         computed."""
         added = known
         if self._most:
@@ -175,7 +185,7 @@ class _Chosen:
         return self._index[..., None].expand(-1, -1, tokens.shape[-1])
 
 
-def _compute_all(
+def compute_blocks(
     blocks: Sequence[Any], tokens: torch.Tensor, text: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The tokens that leave blocks, and what each of them has added, (rows, blocks, tokens, channels)."""
@@ -187,11 +197,11 @@ def _compute_all(
     return tokens, torch.stack(added, dim=1)
 
 
-_ACTIVE: ContextVar[Sequence[PatchPass] | None] = ContextVar("patch_passes", default=None)
+_ACTIVE: ContextVar[Sequence[StackPass] | None] = ContextVar("patch_passes", default=None)
 
 
 @contextmanager
-def use_patch_passes(passes: Sequence[PatchPass]) -> Iterator[None]:
+def use_patch_passes(passes: Sequence[StackPass]) -> Iterator[None]:
     """Inside the context the hooked stacks run these passes: one, or in a packed step one for each size, in the order
     of the layout. Compiled code is run as it is written."""
     token = _ACTIVE.set(passes)
@@ -222,7 +232,7 @@ def install_reuse(unet: Any) -> None:
 def _hook(stack: Any, number: int, place: float) -> Callable[..., Any]:
     stock = stack.forward
 
-    def compute(one: PatchPass, hidden: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+    def compute(one: StackPass, hidden: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
         tokens, channels = stack._operate_on_continuous_inputs(hidden)
         rows, _, height, width = hidden.shape
         leaving = one.compute(number, place, stack.transformer_blocks, tokens, text, height)
@@ -247,8 +257,8 @@ def _hook(stack: Any, number: int, place: float) -> Callable[..., Any]:
 
 def _compute_sizes(
     layout: PatchLayout,
-    passes: Sequence[PatchPass],
-    compute: Callable[[PatchPass, torch.Tensor, torch.Tensor], torch.Tensor],
+    passes: Sequence[StackPass],
+    compute: Callable[[StackPass, torch.Tensor, torch.Tensor], torch.Tensor],
     patches: torch.Tensor,
     text: torch.Tensor,
 ) -> torch.Tensor:

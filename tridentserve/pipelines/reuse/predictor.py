@@ -34,10 +34,11 @@ class ReusePredictor:
         """True where what a block adds has probably changed by less than the limit, relative to its size; never at a
         limit of 0. `change`: of what enters it, in float64, of any shape. `block`: its place, from 0 to 1. `steps`: the
         share of the request's steps that are done, `limits`: those of the rows, broadcastable to `change`."""
-        return (self._sum(compute_features(change, block, steps, limits)) >= 0) & (limits > 0)
+        return self.decide(compute_features(change, block, steps, limits)) & (limits > 0)
 
-    def _sum(self, features: torch.Tensor) -> torch.Tensor:
-        return features @ torch.tensor(self.weights, dtype=torch.float64)
+    def decide(self, features: torch.Tensor) -> torch.Tensor:
+        """True where these features, (..., features), make it more probable than not."""
+        return features @ torch.tensor(self.weights, dtype=torch.float64) >= 0
 
 
 def compute_features(
