@@ -1,9 +1,9 @@
 """Denoising steps on one worker: the gain of leaving out work within them, and of sharing them among sizes.
 
 Each prompt is made in all qualities, one after another, and compared with the exact one of the same prompt, also by a
-small SDXL, which decides patch by patch. Requests of three sizes are denoised one after another, as one packed sequence and padded, and by a U-Net as patches, by turns; on
-several workers, on a ring each and padded on one ring. Mixes that were never measured are predicted. Simulated services
-say where the dispatcher packs. The last line is one JSON object.
+small SDXL, which decides patch by patch. Requests of three sizes are denoised one after another, as one packed sequence
+and padded, and by a U-Net as patches, by turns; on several workers, on a ring each and padded on one ring. Mixes that
+were never measured are predicted. Simulated services say where the dispatcher packs. The last line is one JSON object.
 """
 
 from __future__ import annotations

@@ -150,7 +150,8 @@ class SDXLAdapter(ImageStartAdapter, PackingAdapter, DDPMAdapter):
         rows = len(latents) * len(tensors["prompt_embeds"])
         numbers = rows * count_patch_numbers(unet.config, *latents.shape[-2:])
         fits = 0 < numbers * latents.element_size() <= self.step_cache.max_bytes
-        return self.step_cache.find_limit(quality) if fits else 0.0
+        # Code that was compiled knows nothing of the hooks of its blocks.
+        return self.step_cache.find_limit(quality) if fits and not self.is_compiled else 0.0
 
     def _find_distribution(self, image: torch.Tensor) -> DiagonalGaussianDistribution:
         vae = self.pipe.vae

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -24,6 +24,7 @@ import torch
 from diffusers.models.transformers.transformer_2d import Transformer2DModel
 
 from tridentserve.errors import ConfigError
+from tridentserve.pipelines.adapters.context_values import hold_value
 from tridentserve.pipelines.adapters.patched_unet import PatchLayout, get_current_layout, without_layout
 from tridentserve.pipelines.reuse.predictor import ReusePredictor
 
@@ -200,16 +201,10 @@ def compute_blocks(
 _ACTIVE: ContextVar[Sequence[StackPass] | None] = ContextVar("patch_passes", default=None)
 
 
-@contextmanager
-def use_patch_passes(passes: Sequence[StackPass]) -> Iterator[None]:
-    """Inside the context the hooked stacks run these passes: one, or in a packed step one for each size, in the order
-    of the layout. Compiled code is run as it is written."""
-    token = _ACTIVE.set(passes)
-    try:
-        with torch.compiler.set_stance("force_eager"):
-            yield
-    finally:
-        _ACTIVE.reset(token)
+def use_patch_passes(passes: Sequence[StackPass]) -> AbstractContextManager[None]:
+    """Have the hooked stacks run these passes: one, or in a packed step one for each size, in the order of the
+    layout."""
+    return hold_value(_ACTIVE, passes)
 
 
 def list_stacks(unet: Any) -> list[Any]:
