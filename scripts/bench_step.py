@@ -44,7 +44,12 @@ def main() -> int:
         mixes = _measure_mixes(adapter, options.mixes, options) + _measure_mixes(unet, options.unet_mixes, options)
     predictions = _measure_predictions(adapter, options)
     rings = _measure_rings(options)
-    figures = {"steps": options.steps, "unet_steps": options.unet_steps, "prompts": options.prompts, "mix_steps": options.mix_steps}
+    figures = {
+        "steps": options.steps,
+        "unet_steps": options.unet_steps,
+        "prompts": options.prompts,
+        "mix_steps": options.mix_steps,
+    }
     print_result(
         run,
         figures
@@ -77,7 +82,11 @@ def _parse_arguments() -> argparse.Namespace:
         help="of a small SDXL, in pixels",
     )
     parser.add_argument(
-        "--unet-sides", type=parse_whole_number, nargs="*", default=[128, 256], help="qualities of a small SDXL, in pixels"
+        "--unet-sides",
+        type=parse_whole_number,
+        nargs="*",
+        default=[128, 256],
+        help="qualities of a small SDXL, in pixels",
     )
     parser.add_argument("--unet-steps", type=parse_whole_number, default=50, help="denoising steps of each of these")
     parser.add_argument("--predicted-mixes", type=int, default=40, help="random mixes of `--prediction-sides`")

@@ -123,7 +123,13 @@ def test_patches_that_are_computed_are_what_they_are_beside_those_that_are_not()
     torch.manual_seed(0)
     rows, blocks, channels, height, width = 3, 2, 32, 8, 12
     stack = Transformer2DModel(
-        2, 16, in_channels=channels, num_layers=blocks, cross_attention_dim=8, norm_num_groups=4, use_linear_projection=True
+        2,
+        16,
+        in_channels=channels,
+        num_layers=blocks,
+        cross_attention_dim=8,
+        norm_num_groups=4,
+        use_linear_projection=True,
     ).eval()
     tokens, text = torch.randn(rows, height * width, channels), torch.randn(rows, 5, 8)
     grid = PatchGrid(2, 3)

@@ -85,7 +85,9 @@ class PatchLayout:
 
     def join(self, patches: torch.Tensor) -> list[torch.Tensor]:
         """Put the images of all requests together again."""
-        return _join(patches, [(size.rows, size.height // self._side, size.width // self._side) for size in self._sizes])
+        return _join(
+            patches, [(size.rows, size.height // self._side, size.width // self._side) for size in self._sizes]
+        )
 
     def join_sizes(self, patches: torch.Tensor) -> list[torch.Tensor]:
         """Put the images of each size together, on any level of the U-Net: (images, channels, height, width)."""
@@ -130,10 +132,7 @@ class PatchLayout:
         """The means over the patches of each image: from (patches, groups) to (images, groups)."""
         split = torch.split(values, self._count_patches())
         return torch.cat(
-            [
-                part.view(images, -1, values.shape[1]).mean(1)
-                for part, images in zip(split, self._images, strict=True)
-            ]
+            [part.view(images, -1, values.shape[1]).mean(1) for part, images in zip(split, self._images, strict=True)]
         )
 
     def _count_patches(self) -> list[int]:

@@ -121,9 +121,7 @@ class PatchPass:
         self.after[number] = KeptStack(torch.where(chosen.tokens[..., None], tokens, kept.entering), added)
         return leaving
 
-    def decide(
-        self, place: float, tokens: torch.Tensor, kept: KeptStack | None, patches: torch.Tensor
-    ) -> torch.Tensor:
+    def decide(self, place: float, tokens: torch.Tensor, kept: KeptStack | None, patches: torch.Tensor) -> torch.Tensor:
         """True for patches that are not computed, (rows, patches), on the CPU."""
         rows = self._rows
         if kept is None:
@@ -135,7 +133,9 @@ class PatchPass:
 def measure_change(tokens: torch.Tensor, before: torch.Tensor, patches: torch.Tensor) -> torch.Tensor:
     """The mean change of each patch relative to its size before, (rows, patches), in float64 on the CPU. `tokens` and
     `before`: (rows, tokens, channels); `patches`: the numbers of the tokens of each."""
-    sums = torch.stack([(tokens - before).abs().sum(-1, dtype=torch.float32), before.abs().sum(-1, dtype=torch.float32)])
+    sums = torch.stack(
+        [(tokens - before).abs().sum(-1, dtype=torch.float32), before.abs().sum(-1, dtype=torch.float32)]
+    )
     change, size = sums[:, :, patches].sum(-1, dtype=torch.float64).cpu()
     return change / size.clamp(min=1e-12)
 

@@ -28,9 +28,7 @@ class ReusePredictor:
     weights: tuple[float, ...]
     """Of each of `FEATURES`."""
 
-    def allows(
-        self, change: torch.Tensor, block: float, steps: torch.Tensor, limits: torch.Tensor
-    ) -> torch.Tensor:
+    def allows(self, change: torch.Tensor, block: float, steps: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
         """True where what a block adds has probably changed by less than the limit, relative to its size; never at a
         limit of 0. `change`: of what enters it, in float64, of any shape. `block`: its place, from 0 to 1. `steps`: the
         share of the request's steps that are done, `limits`: those of the rows, broadcastable to `change`."""
