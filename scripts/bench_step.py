@@ -44,12 +44,7 @@ def main() -> int:
         mixes = _measure_mixes(adapter, options.mixes, options) + _measure_mixes(unet, options.unet_mixes, options)
     predictions = _measure_predictions(adapter, options)
     rings = _measure_rings(options)
-    figures = {
-        "steps": options.steps,
-        "unet_steps": options.unet_steps,
-        "prompts": options.prompts,
-        "mix_steps": options.mix_steps,
-    }
+    figures = {name: getattr(options, name) for name in ("steps", "unet_steps", "prompts", "mix_steps")}
     print_result(
         run,
         figures

@@ -32,8 +32,7 @@ class StepCache:
         default=0.05,
         ge=0,
         description="Limit for requests of `quality: high`: the mean change of what the first block adds, relative to "
-        "the last step that was computed whole; of `sdxl` the change of what the blocks of a patch add, as far as it can "
-        "be predicted.",
+        "the last step that was computed whole; of `sdxl` the predicted change of what blocks add to a patch.",
     )
     fast: float = Field(
         default=0.12,
@@ -44,9 +43,9 @@ class StepCache:
     max_bytes: int = Field(
         default=1 << 30,
         ge=0,
-        description="Most bytes that a request of `sdxl` keeps from step to step for `quality: high` and `fast`; one that would need more "
-        "is computed whole. The published model in float16 keeps 0.5 GB for an image of 1024x1024 with guidance, which moves with the "
-        "request.",
+        description="Most bytes that a request of `sdxl` keeps from step to step for `quality: high` and `fast`, and "
+        "takes along where it moves; one that would need more is computed whole. The published model in float16 keeps "
+        "0.5 GB for an image of 1024x1024 with guidance.",
     )
 
     def find_limit(self, quality: Quality) -> float:
@@ -114,7 +113,7 @@ def count_patch_numbers(config: Mapping[str, Any], height: int, width: int) -> i
 
 
 def _list_by_level(entry: Any, count: int) -> list[Any]:
-    """An entry of a U-Net's config for each of its levels, or of the layers of a level: one for all, or one for each."""
+    """An entry of a U-Net's config for each of its levels, or of the layers of a level."""
     return [entry] * count if isinstance(entry, int) else list(entry)
 
 

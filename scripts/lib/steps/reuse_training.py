@@ -64,7 +64,7 @@ def record_run(adapter: SDXLAdapter, inputs: GenerationInputs) -> Samples:
     """Run an exact request, and compare its steps. Stacks of blocks must have been hooked (`prepare_to_record`)."""
     state = adapter.prepare(adapter.encode(inputs), inputs)
     unet = adapter.pipe.unet
-    grid = PatchGrid.choose(*state.tensors["latents"].shape[-2:], len(unet.config.block_out_channels))
+    grid = PatchGrid.choose(state.tensors["latents"].shape, len(unet.config.block_out_channels))
     recorder = RunRecorder(grid)
     while state.step < state.num_steps:
         recorder.step = state.step / state.num_steps
@@ -81,7 +81,8 @@ def prepare_to_record(adapter: SDXLAdapter) -> None:
 def fit(samples: Samples, seed: int) -> ReusePredictor:
     """Fit the weights by Newton's method to whether a stack adds about the same, for limits that are drawn."""
     repeated = np.repeat(samples, _DRAWS, axis=0)
-    limits = np.exp(np.random.default_rng(seed).uniform(*np.log(_LIMITS), len(repeated)))
+    low, high = np.log(_LIMITS)
+    limits = np.exp(np.random.default_rng(seed).uniform(low, high, len(repeated)))
     inputs, labels = _compute_features(repeated, limits), repeated[:, 3] <= limits
     weights = np.zeros(len(FEATURES))
     for _ in range(_ITERATIONS):

@@ -1,5 +1,5 @@
-"""Requests whose steps may take over what earlier ones found: the first-block cache of diffusers, row by row, and that of
-the patches of a U-Net, in states that can be moved and batched."""
+"""Requests whose steps may take over what earlier ones found: the first-block cache of diffusers, row by row, and that
+of the patches of a U-Net, in states that can be moved and batched."""
 
 from __future__ import annotations
 

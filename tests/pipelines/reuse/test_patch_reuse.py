@@ -37,8 +37,7 @@ PLAIN = ReusePredictor((0.0, -1.0, 0.0, 0.0, 1.0))
 
 
 def begin(folder: Path, height: int, width: int, **changes: Any) -> DenoisingState:
-    inputs = make_inputs(height, width, **{"steps": STEPS, "variant": "sdxl"} | changes)
-    return start(folder, inputs)
+    return start(folder, make_inputs(height, width, STEPS, variant="sdxl", **changes))
 
 
 def find_limit(diffuse: SDXLAdapter, state: DenoisingState) -> float:
@@ -171,7 +170,7 @@ def test_patches_that_are_computed_are_what_they_are_beside_those_that_are_not()
     ],
 )
 def test_the_grid_is_one_for_each_size(height: int, width: int, levels: int, grid: tuple[int, int]) -> None:
-    chosen = PatchGrid.choose(height, width, levels)
+    chosen = PatchGrid.choose((1, 4, height, width), levels)
     assert chosen == grid
     for level in range(levels):
         high, wide = -(-height // 2**level), -(-width // 2**level)

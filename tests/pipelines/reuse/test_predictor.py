@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -68,7 +69,7 @@ def test_a_model_folder_may_have_its_own(tmp_path: Path, model: Callable[[str], 
 @pytest.mark.parametrize(
     "text",
     ["", "{}", '{"weights": [1, 2, 3, 4, 5]}', '{"weights": {"constant": 1}}']
-    + ['{"weights": {%s}}' % ", ".join(f'"{name}": {value}' for name in FEATURES) for value in ('"1"', "true", "null")],
+    + [json.dumps({"weights": dict.fromkeys(FEATURES, value)}) for value in ("1", True, None)],
 )
 def test_a_damaged_one_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE_NAME).write_text(text)

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 
 import torch
@@ -44,7 +45,7 @@ class PatchCaches(RequestCaches):
     ) -> None:
         """`levels` and `stacks`: the numbers of the U-Net's levels and of its stacks of transformer blocks."""
         self._requests, self._predictor, self._stacks = requests, predictor, range(stacks)
-        self._grids = [PatchGrid.choose(*request.latents.shape[-2:], levels) for request in requests]
+        self._grids = [PatchGrid.choose(request.latents.shape, levels) for request in requests]
         self._passes = [len(next(iter(request.rows.values()))) for request in requests]
         self._done: list[tuple[list[_Piece], PatchPass]] = []
 
@@ -123,10 +124,10 @@ class PatchCaches(RequestCaches):
             steps = request.values[SKIPPED_STEPS] + torch.stack(parts).double().mean().item()
             request.values = request.values | {SKIPPED_STEPS: steps}
         for number in self._stacks:
-            for request, parts in self._split(collect(lambda done, n=number: done.after[n].entering)):
-                request.tensors[_ENTERING.format(number)] = torch.stack(parts)
-            for request, parts in self._split(collect(lambda done, n=number: done.after[n].added)):
-                request.tensors[_ADDED.format(number)] = torch.stack(parts)
+            for name, attribute in ((_ENTERING, "entering"), (_ADDED, "added")):
+                find = partial(_find_kept, number, attribute)
+                for request, parts in self._split(collect(find)):
+                    request.tensors[name.format(number)] = torch.stack(parts)
 
     def _split(
         self, collected: list[tuple[list[_Piece], torch.Tensor]]
@@ -139,3 +140,8 @@ class PatchCaches(RequestCaches):
                 found[piece.request].append(part)
         by_request = [(self._requests[index], parts) for index, parts in found.items()]
         return [(request, parts) for request, parts in by_request if may_skip(request.values)]
+
+
+def _find_kept(number: int, attribute: str, done: PatchPass) -> torch.Tensor:
+    found: torch.Tensor = getattr(done.after[number], attribute)
+    return found

@@ -85,9 +85,7 @@ class PatchLayout:
 
     def join(self, patches: torch.Tensor) -> list[torch.Tensor]:
         """Put the images of all requests together again."""
-        return _join(
-            patches, [(size.rows, size.height // self._side, size.width // self._side) for size in self._sizes]
-        )
+        return _join(patches, [(size.rows, *self._find_grid(size)) for size in self._sizes])
 
     def join_sizes(self, patches: torch.Tensor) -> list[torch.Tensor]:
         """Put the images of each size together, on any level of the U-Net: (images, channels, height, width)."""

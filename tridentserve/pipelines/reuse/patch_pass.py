@@ -28,7 +28,7 @@ from tridentserve.pipelines.adapters.context_values import hold_value
 from tridentserve.pipelines.adapters.patched_unet import PatchLayout, get_current_layout, without_layout
 from tridentserve.pipelines.reuse.predictor import ReusePredictor
 
-# The side of a patch, in latent pixels, where an image can be cut so; else the largest fraction of it by a power of two.
+# The side of a patch, in latent pixels, where an image can be cut so; else the largest fraction by a power of two.
 _SIDE = 16
 
 
@@ -49,9 +49,10 @@ class PatchGrid(NamedTuple):
     wide: int
 
     @classmethod
-    def choose(cls, height: int, width: int, levels: int) -> PatchGrid:
-        """The grid of latents of this size, whatever they share steps with. An image whose patches would be less than a
-        pixel on the coarsest of the U-Net's levels is one patch."""
+    def choose(cls, size: Sequence[int], levels: int) -> PatchGrid:
+        """The grid of latents of this size, (..., height, width), whatever they share steps with. An image whose patches
+        would be less than a pixel on the coarsest of the U-Net's levels is one patch."""
+        height, width = size[-2:]
         side = math.gcd(height, width, _SIDE)
         return cls(1, 1) if side < 2 ** (levels - 1) else cls(height // side, width // side)
 
@@ -133,10 +134,8 @@ class PatchPass:
 def measure_change(tokens: torch.Tensor, before: torch.Tensor, patches: torch.Tensor) -> torch.Tensor:
     """The mean change of each patch relative to its size before, (rows, patches), in float64 on the CPU. `tokens` and
     `before`: (rows, tokens, channels); `patches`: the numbers of the tokens of each."""
-    sums = torch.stack(
-        [(tokens - before).abs().sum(-1, dtype=torch.float32), before.abs().sum(-1, dtype=torch.float32)]
-    )
-    change, size = sums[:, :, patches].sum(-1, dtype=torch.float64).cpu()
+    both = torch.stack([tokens - before, before]).abs().sum(-1, dtype=torch.float32)
+    change, size = both[:, :, patches].sum(-1, dtype=torch.float64).cpu().unbind()
     return change / size.clamp(min=1e-12)
 
 
