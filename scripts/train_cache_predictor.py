@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from lib.benchmark import describe_run, print_result
 from lib.command_line import Parser, make_positive, parse_whole_number
-from lib.steps.qualities import PROMPTS
+from lib.steps.qualities import PROMPTS, QUALITIES
 from lib.steps.reuse_training import Samples, fit, judge, prepare_to_record, record_run
 from lib.steps.small_unet import make_small_sdxl
 
@@ -50,7 +50,8 @@ def main() -> int:
     limits = StepCache()
     decisions = [
         {"quality": quality, **judge(predictor, np.concatenate(judged), limit)}
-        for quality, limit in (("high", limits.high), ("fast", limits.fast))
+        for quality in QUALITIES[1:]
+        for limit in [limits.find_patch_limit(quality)]
     ]
     for row in decisions:
         print(

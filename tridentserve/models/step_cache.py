@@ -20,6 +20,10 @@ from tridentserve.requests import GenerationInputs, Quality
 # Simulations take it for the truth.
 EXPECTED_SHARES: dict[Quality, float] = {"exact": 1.0, "high": 0.75, "fast": 0.5}
 
+# The limits for patches of a U-Net in those of whole steps: what a stack of blocks adds to a patch is less of the result
+# than what all blocks but the first add to all of it.
+_PATCH_FACTOR = 2.0
+
 # While a step runs: what is kept, those of all requests together, the new ones, and the same gathered.
 _COPIES = 4
 
@@ -32,7 +36,7 @@ class StepCache:
         default=0.05,
         ge=0,
         description="Limit for requests of `quality: high`: the mean change of what the first block adds, relative to "
-        "the last step that was computed whole; of `sdxl` the predicted change of what blocks add to a patch.",
+        "the last step that was computed whole; of `sdxl` half the predicted change of what blocks add to a patch.",
     )
     fast: float = Field(
         default=0.12,
@@ -57,6 +61,10 @@ class StepCache:
                 return self.high
             case "fast":
                 return self.fast
+
+    def find_patch_limit(self, quality: Quality) -> float:
+        """The limit of a quality for patches of a U-Net, of the predicted change of what a stack of blocks adds."""
+        return _PATCH_FACTOR * self.find_limit(quality)
 
 
 def count_cache_bytes(

@@ -194,7 +194,7 @@ def test_a_request_that_would_keep_too_much_is_computed_whole(model: Model) -> N
     inputs = make_inputs(64, 64, quality="fast", variant="sdxl")
     kept = diffuse.step(diffuse.prepare(condition, inputs)).tensors
     kept_bytes = sum(tensor.nbytes for name, tensor in kept.items() if name.startswith("cache."))
-    for max_bytes, limit in ((kept_bytes, StepCache().fast), (kept_bytes - 1, 0.0)):
+    for max_bytes, limit in ((kept_bytes, StepCache().find_patch_limit("fast")), (kept_bytes - 1, 0.0)):
         diffuse.step_cache = StepCache(max_bytes=max_bytes)
         assert diffuse.prepare(condition, inputs).values[CACHE_LIMIT] == limit
 

@@ -98,7 +98,7 @@ class PatchCaches(RequestCaches):
         return PatchPass(rows, kept, self._predictor)
 
     def _join(self, pieces: Sequence[_Piece], number: int) -> KeptStack:
-        """What a stack keeps of these rows; zeros for those of which it keeps nothing."""
+        """Join the tensors that a stack keeps of these rows; zeros for those of which it keeps nothing."""
 
         def join(name: str) -> torch.Tensor:
             found = [self._requests[piece.request].tensors.get(name) for piece in pieces]

@@ -151,7 +151,7 @@ class SDXLAdapter(ImageStartAdapter, PackingAdapter, DDPMAdapter):
         numbers = rows * count_patch_numbers(unet.config, *latents.shape[-2:])
         fits = 0 < numbers * latents.element_size() <= self.step_cache.max_bytes
         # Code that was compiled knows nothing of the hooks of its blocks.
-        return self.step_cache.find_limit(quality) if fits and not self.is_compiled else 0.0
+        return self.step_cache.find_patch_limit(quality) if fits and not self.is_compiled else 0.0
 
     def _find_distribution(self, image: torch.Tensor) -> DiagonalGaussianDistribution:
         vae = self.pipe.vae

@@ -39,7 +39,7 @@ class KeptStack:
     entering: torch.Tensor
     """The tokens that entered it when they were last computed, (rows, tokens, channels)."""
     added: torch.Tensor
-    """What each of its blocks added to them then, (rows, blocks, tokens, channels)."""
+    """The tokens that each of its blocks added to them then, (rows, blocks, tokens, channels)."""
 
 
 class PatchGrid(NamedTuple):
@@ -50,8 +50,8 @@ class PatchGrid(NamedTuple):
 
     @classmethod
     def choose(cls, size: Sequence[int], levels: int) -> PatchGrid:
-        """The grid of latents of this size, (..., height, width), whatever they share steps with. An image whose patches
-        would be less than a pixel on the coarsest of the U-Net's levels is one patch."""
+        """The grid of latents of this size, (..., height, width), whatever they share steps with. An image whose
+        patches would be less than a pixel on the coarsest of the U-Net's levels is one patch."""
         height, width = size[-2:]
         side = math.gcd(height, width, _SIDE)
         return cls(1, 1) if side < 2 ** (levels - 1) else cls(height // side, width // side)
@@ -68,7 +68,7 @@ class PassRows:
 
     grid: PatchGrid
     limits: torch.Tensor
-    """Of the relative change up to which results are used again, (rows, 1), on the CPU; 0: never."""
+    """The relative change up to which results are used again, (rows, 1), on the CPU; 0: never."""
     steps: torch.Tensor
     """The share of the request's steps that are done, (rows, 1), on the CPU."""
     known: torch.Tensor
@@ -117,7 +117,7 @@ class PatchPass:
             leaving, added = compute_blocks(blocks, tokens, text)
             self.after[number] = KeptStack(tokens, added)
             return leaving
-        chosen = _Chosen(reused, patches)
+        chosen = _ComputedPatches(reused, patches)
         leaving, added = chosen.compute(blocks, tokens, text, kept.added)
         self.after[number] = KeptStack(torch.where(chosen.tokens[..., None], tokens, kept.entering), added)
         return leaving
@@ -139,7 +139,7 @@ def measure_change(tokens: torch.Tensor, before: torch.Tensor, patches: torch.Te
     return change / size.clamp(min=1e-12)
 
 
-class _Chosen:
+class _ComputedPatches:
     """The patches of each row that are computed. The rows of a batch need not have as many: those with fewer compute
     others beside them, whose results are dropped, so that what becomes of a row does not depend on the others."""
 
@@ -170,7 +170,7 @@ class _Chosen:
         return tokens, added
 
     def _compute_block(self, block: Any, tokens: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
-        """What a block adds to the chosen tokens, which attend to all."""
+        """Compute the sum that a block adds to the chosen tokens, which attend to all."""
         before, normed = self._select(tokens), block.norm1(tokens)
         own = before + block.attn1(self._select(normed), encoder_hidden_states=normed)
         own = own + block.attn2(block.norm2(own), encoder_hidden_states=text)

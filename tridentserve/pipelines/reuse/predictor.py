@@ -26,7 +26,7 @@ class ReusePredictor:
     """Tells where a block would add about what it added before."""
 
     weights: tuple[float, ...]
-    """Of each of `FEATURES`."""
+    """The weight of each of `FEATURES`."""
 
     def allows(self, change: torch.Tensor, block: float, steps: torch.Tensor, limits: torch.Tensor) -> torch.Tensor:
         """True where what a block adds has probably changed by less than the limit, relative to its size; never at a
