@@ -20,8 +20,8 @@ from tridentserve.requests import GenerationInputs, Quality
 # Simulations take it for the truth.
 EXPECTED_SHARES: dict[Quality, float] = {"exact": 1.0, "high": 0.75, "fast": 0.5}
 
-# The limits for patches of a U-Net in those of whole steps: what a stack of blocks adds to a patch is less of the result
-# than what all blocks but the first add to all of it.
+# The limits for patches of a U-Net, in those of whole steps: a stack of blocks that takes over a patch changes less of
+# the result than all blocks that take over all of it.
 _PATCH_FACTOR = 2.0
 
 # While a step runs: what is kept, those of all requests together, the new ones, and the same gathered.

@@ -45,11 +45,11 @@ def test_runs_that_are_recorded_are_exact_and_teach_what_holds_in_others(folder:
     first, again, other = (
         record_run(adapter, make_inputs(128, 128, steps=10, seed=seed, variant="sdxl")) for seed in (1, 1, 2)
     )
-    # 3 stacks, a patch of 16 latent pixels in each of two passes, and up to three steps before each of nine.
-    assert first.shape == (3 * 2 * (1 + 2 + 3 * 7), 4)
+    # 4 stacks, a patch of 16 latent pixels in each of two passes, and up to three steps before each of nine.
+    assert first.shape == (4 * 2 * (1 + 2 + 3 * 7), 4)
     assert np.array_equal(first, again)
     assert (first >= 0).all()
-    assert set(np.unique(first[:, 1])) == {0, 0.5, 1}
+    assert set(np.unique(first[:, 1])) == {0, 1 / 3, 2 / 3, 1}
     predictor = fit(first, seed=1)
     limit = float(np.median(other[:, 3]))
     judged = judge(predictor, other, limit)
