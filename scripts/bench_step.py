@@ -1,9 +1,9 @@
 """Denoising steps on one worker: the gain of leaving out work within them, and of sharing them among sizes.
 
-Each prompt is made in all qualities, one after another, and compared with the exact one of the same prompt. Requests of
-three sizes are denoised one after another, as one packed sequence and padded, and by a U-Net as patches, by turns; on
-several workers, on a ring each and padded on one ring. Mixes that were never measured are predicted. Simulated services
-say where the dispatcher packs. The last line is one JSON object.
+Each prompt is made in all qualities, one after another, and compared with the exact one of the same prompt, also by a
+small SDXL, which decides patch by patch. Requests of three sizes are denoised one after another, as one packed sequence
+and padded, and by a U-Net as patches, by turns; on several workers, on a ring each and padded on one ring. Mixes that
+were never measured are predicted. Simulated services say where the dispatcher packs. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -37,21 +37,14 @@ def main() -> int:
     torch.set_num_threads(options.threads)
     run = describe_run(libraries=("torch", "diffusers"))
     adapter = load_adapter(options.model or find_shipped_model("shapes"), frozenset(Stage))
-    rows = []
-    for side in options.sides:
-        made = [
-            make_all(adapter, side, number, options.steps, options.guidance_scale) for number in range(options.prompts)
-        ]
-        rows += [compare_qualities(side, quality, made) for quality in QUALITIES]
-    for row in rows:
-        print(
-            f"{row['side']:5} {row['quality']:6} skipped {row['skipped']:.2f}, time {row['time_ratio']:.2f} of exact"
-            f" ({row['seconds']:.2f} s), PSNR {row['psnr_db']:.1f} dB, SSIM {row['ssim']:.3f}"
-        )
-    mixes = _measure_mixes(adapter, options.mixes, options) + _measure_unet_mixes(options)
+    with tempfile.TemporaryDirectory() as folder:
+        unet = load_adapter(make_small_sdxl(Path(folder) / "sdxl"), frozenset(Stage))
+        rows = _measure_caches(adapter, options.sides, options.steps, options)
+        rows += _measure_caches(unet, options.unet_sides, options.unet_steps, options)
+        mixes = _measure_mixes(adapter, options.mixes, options) + _measure_mixes(unet, options.unet_mixes, options)
     predictions = _measure_predictions(adapter, options)
     rings = _measure_rings(options)
-    figures = {"steps": options.steps, "prompts": options.prompts, "mix_steps": options.mix_steps}
+    figures = {name: getattr(options, name) for name in ("steps", "unet_steps", "prompts", "mix_steps")}
     print_result(
         run,
         figures
@@ -83,6 +76,14 @@ def _parse_arguments() -> argparse.Namespace:
         default=[[64, 128, 192], [128, 192, 256], [256, 384, 512]],
         help="of a small SDXL, in pixels",
     )
+    parser.add_argument(
+        "--unet-sides",
+        type=parse_whole_number,
+        nargs="*",
+        default=[128, 256],
+        help="qualities of a small SDXL, in pixels",
+    )
+    parser.add_argument("--unet-steps", type=parse_whole_number, default=50, help="denoising steps of each of these")
     parser.add_argument("--predicted-mixes", type=int, default=40, help="random mixes of `--prediction-sides`")
     parser.add_argument(
         "--prediction-sides", type=parse_whole_number, nargs="*", default=[64, 96, 128, 192, 256], help="in pixels"
@@ -113,6 +114,8 @@ def _parse_arguments() -> argparse.Namespace:
         prompts=1,
         mixes=[[32, 48, 64]],
         unet_mixes=[[64, 128]],
+        unet_sides=[64],
+        unet_steps=20,
         predicted_mixes=2,
         prediction_sides=[32, 48, 64],
         ring_mixes=[[32, 64]],
@@ -124,10 +127,21 @@ def _parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _measure_unet_mixes(options: argparse.Namespace) -> list[dict[str, Any]]:
-    with tempfile.TemporaryDirectory() as folder:
-        adapter = load_adapter(make_small_sdxl(Path(folder) / "sdxl"), frozenset(Stage))
-        return _measure_mixes(adapter, options.unet_mixes, options)
+def _measure_caches(
+    adapter: PipelineAdapter, sides: Sequence[int], steps: int, options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    rows = []
+    for side in sides:
+        made = [make_all(adapter, side, number, steps, options.guidance_scale) for number in range(options.prompts)]
+        rows += [{"family": adapter.family} | compare_qualities(side, quality, made) for quality in QUALITIES]
+    return _tell(
+        rows,
+        lambda row: (
+            f"{row['family']} {row['side']:5} {row['quality']:6} skipped {row['skipped']:.2f}, time "
+            f"{row['time_ratio']:.2f} of exact ({row['seconds']:.2f} s), PSNR {row['psnr_db']:.1f} dB, SSIM "
+            f"{row['ssim']:.3f}"
+        ),
+    )
 
 
 def _measure_mixes(

@@ -62,6 +62,7 @@ _HOMONYMS = {
             "scripts/demo_preemption.py",
             "scripts/judge.py",
             "scripts/make_trace.py",
+            "scripts/train_cache_predictor.py",
             "scripts/train_default_model.py",
         },
         "seeds of other draws than the jitter of a simulation: traces, snapshots, images",

@@ -162,6 +162,7 @@ class ModelArgs(Args):
     compile: bool = make_option(Kernels, "compiled")
     step_cache_high: float = make_option(StepCache, "high")
     step_cache_fast: float = make_option(StepCache, "fast")
+    step_cache_max_bytes: int = make_option(StepCache, "max_bytes")
     limits: Limits = Field(
         default=Limits(),
         description="Says what requests of the model may ask for. Without it a tiny model takes what its "

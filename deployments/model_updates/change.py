@@ -150,4 +150,5 @@ def _add_leaving(args: AppArgs, leaving: Collection[KnownModel]) -> AppArgs:
 def _describe_computing(model: ModelArgs) -> tuple[object, ...]:
     """The settings on which results depend."""
     kernels = model.attention, model.compile
-    return model.folder, model.tiny, model.formats, *kernels, model.step_cache_high, model.step_cache_fast
+    caches = model.step_cache_high, model.step_cache_fast, model.step_cache_max_bytes
+    return model.folder, model.tiny, model.formats, *kernels, *caches

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 def find_model_source(model: ModelArgs, cache_dir: Path) -> ModelSource:
     """A model as workers know it. A missing tiny model is made, which takes seconds and imports torch."""
     folder = model.folder or _make_tiny(str(model.tiny), cache_dir)
-    step_cache = StepCache(high=model.step_cache_high, fast=model.step_cache_fast)
+    step_cache = StepCache(model.step_cache_high, model.step_cache_fast, model.step_cache_max_bytes)
     kernels = Kernels(model.attention, model.compile)
     return ModelSource(model.name, folder, model.formats, kernels, step_cache, starts_from_image(model))
 

@@ -67,6 +67,7 @@ SCRIPTS_NOT_RUN = {
     "scripts/profile_model.py": NEEDS_GPU,
     "scripts/replay_decisions.py": "needs a log of a service; runs in `tests/e2e/test_service.py`",
     "scripts/serve.py": "ends with Ctrl-C; runs in `tests/scripts/test_serve_script.py`",
+    "scripts/train_cache_predictor.py": NEEDS_LONG,
     "scripts/train_default_model.py": NEEDS_HOURS,
 }
 WORDS_NOT_RUN = {

@@ -30,6 +30,7 @@ CACHING = (
     "hunyuan_video",
     "mochi",
     "pixart_sigma",
+    "sdxl",
 )
 DEGREES = (1, 2, 4, 3, 2, 1)
 

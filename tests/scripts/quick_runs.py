@@ -32,13 +32,13 @@ WITH_RAY = (
     "demo_preemption",
     "judge_service",
 )
-WITHOUT_RAY = ("bench_cells", "bench_dispatch", "bench_step", "compare_kernels", "evaluate")
+WITHOUT_RAY = ("bench_cells", "bench_dispatch", "bench_step", "compare_kernels", "evaluate", "train_cache_predictor")
 # Some start half a dozen processes one after another that import torch.
 _PATIENCE_S = 3 * PATIENCE_S
 _ALWAYS = ("machine", "command")
-# Differences of medians, which noise may turn around.
+# Differences of medians, which noise may turn around, and weights of a regression.
 _SIGNED = re.compile(
-    r"(streamed|divided)\.beside_whole_bytes|rows\.\d+\.(behind|net_cpu_ms\..*|scheduler_bytes_per_request)|pause_resume\.(small\.)?(here|elsewhere)_(ms|steps)"
+    r"weights\.\w+|(streamed|divided)\.beside_whole_bytes|rows\.\d+\.(behind|net_cpu_ms\..*|scheduler_bytes_per_request)|pause_resume\.(small\.)?(here|elsewhere)_(ms|steps)"
 )
 # Nothing may end in the half second that a quick run looks at.
 _MAY_BE_ZERO = re.compile(r"shift\..*_per_s|(events|bytes)_per_s")

@@ -134,7 +134,7 @@ FAMILIES: dict[str, Family] = {
             upcasts_vae=True,
             options=("force_zeros_for_empty_prompt",),
             shares_tokens=False,
-            caches_steps=False,
+            caches_patches=True,
             packs_sizes=True,
             image_start=StartRules(strength=0.3, masked_strength=0.9999, rounds_down=True),
         ),

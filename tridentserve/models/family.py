@@ -65,8 +65,11 @@ class Family:
     shares_tokens: bool = True
     """True where members of a group share out the tokens of D. U-Nets cannot, and share out passes alone."""
     caches_steps: bool = True
-    """True where a step can take over what all blocks but the first found before (`quality` of a request). It cannot
-    where blocks at both ends of the denoising model are connected."""
+    """True where a step can take over what an earlier one found (`quality` of a request): all blocks of a transformer
+    but the first, which it cannot where blocks at both ends are connected, or patches in the transformer blocks of a
+    U-Net."""
+    caches_patches: bool = False
+    """True where it does so by patches of a U-Net."""
     packs_sizes: bool = False
     """True where requests of different sizes can share the steps of D, as one packed sequence or as patches."""
     loras: bool = True

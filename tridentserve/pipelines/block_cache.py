@@ -128,8 +128,8 @@ _ACTIVE: ContextVar[CachedPass | None] = ContextVar("block_cache", default=None)
 
 
 @contextmanager
-def use_block_cache(cached: CachedPass | None) -> Iterator[None]:
-    """Inside the context the hooked transformers run this pass; with None they run as without hooks."""
+def use_block_cache(cached: CachedPass) -> Iterator[None]:
+    """Inside the context the hooked transformers run this pass."""
     token = _ACTIVE.set(cached)
     try:
         yield

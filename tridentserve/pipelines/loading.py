@@ -113,6 +113,7 @@ def load_adapter(
         adapter: type[DiffusersAdapter] = module.ADAPTER
         loaded = adapter(pipe, stages, target)
         loaded.described = family
+        loaded.read_predictor(folder)
         loaded.loras = Loras(pipe, family.components[Stage.DIFFUSE][0], target)
         return loaded
     except (TridentServeError, MemoryError, torch.OutOfMemoryError):

@@ -36,7 +36,7 @@ class MadeImage:
     seconds: float
     """Time of all its denoising steps."""
     skipped: float
-    """Share of its steps that took over what others had found."""
+    """Share of its steps, or of the patches of its steps, that took over what others had found."""
     pixels: NDArray[np.uint8]
 
 

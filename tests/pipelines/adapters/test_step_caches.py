@@ -1,5 +1,5 @@
-"""Requests whose steps may take over what earlier ones found: the first-block cache of diffusers, row by row, in states
-that can be moved and batched."""
+"""Requests whose steps may take over what earlier ones found: the first-block cache of diffusers, row by row, and that
+of the patches of a U-Net, in states that can be moved and batched."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from diffusers.hooks import FirstBlockCacheConfig, apply_first_block_cache
 from profiler.measure.memory import measure_peak_bytes
 from tests.pipelines.models import ALL, WITH_IMAGES, families, load_stage, make_inputs, start
 from tridentserve.models.families import FAMILIES
+from tridentserve.models.number_formats import NumberFormat
 from tridentserve.models.step_cache import StepCache, count_cache_bytes
 from tridentserve.pipelines import DenoisingState, PipelineAdapter, load_adapter
 from tridentserve.pipelines.base import CACHE_LIMIT, SKIPPED_STEPS
@@ -72,7 +73,7 @@ def test_one_row_is_what_diffusers_makes_of_it(model: Model, variant: str) -> No
 
 
 @pytest.mark.parametrize(
-    "variant", families("sd3", "flux", "wan", "qwen_image", "z_image", *WITH_IMAGES, "flux2_klein", "cogvideox")
+    "variant", families("sd3", "flux", "wan", "qwen_image", "z_image", *WITH_IMAGES, "flux2_klein", "cogvideox", "sdxl")
 )
 def test_members_of_a_batch_decide_for_themselves(model: Model, variant: str) -> None:
     """One is exact, one begins later, and one has two outputs; each gets what it gets alone."""
@@ -120,7 +121,7 @@ def test_models_with_two_transformers_compute_all_steps(model: Model) -> None:
     assert finish(diffuse, state).values[SKIPPED_STEPS] == 0
 
 
-@pytest.mark.parametrize("variant", ["sd3", "flux", "flux_kontext", "flux2_klein", "z_image"])
+@pytest.mark.parametrize("variant", ["sd3", "flux", "flux_kontext", "flux2_klein", "z_image", "sdxl"])
 def test_the_memory_of_a_cache_is_at_most_what_a_worker_expects(model: Model, variant: str) -> None:
     folder = model(variant)
     diffuse = load_stage(folder, Stage.DIFFUSE)
@@ -129,6 +130,8 @@ def test_the_memory_of_a_cache_is_at_most_what_a_worker_expects(model: Model, va
         inputs = make_inputs(256, 256, steps=STEPS, num_outputs=2, quality=quality, variant=variant)
         state = diffuse.step(start(folder, inputs))
         peaks_bytes.append(measure_peak_bytes(lambda: diffuse.step(state), state.tensors, torch.device("cpu")))  # noqa: B023
-    expected_bytes = count_cache_bytes(folder, [inputs], {"transformer": "float32"})
+    formats: dict[str, NumberFormat] = {"transformer": "float32", "unet": "float32"}
+    expected_bytes = count_cache_bytes(folder, [inputs], formats, StepCache())
     assert 0.4 * expected_bytes <= peaks_bytes[1] - peaks_bytes[0] <= 1.05 * expected_bytes
-    assert count_cache_bytes(folder, [replace(inputs, quality="exact")], {"transformer": "float32"}) == 0
+    assert count_cache_bytes(folder, [replace(inputs, quality="exact")], formats, StepCache()) == 0
+    assert count_cache_bytes(folder, [inputs], formats, StepCache(fast=0)) == 0

@@ -23,7 +23,7 @@ from tests.pipelines.models import (
     stock_result,
 )
 from tridentserve.errors import InvalidRequestError, ModelFolderError
-from tridentserve.models.step_cache import count_cache_bytes
+from tridentserve.models.step_cache import StepCache, count_cache_bytes
 from tridentserve.pipelines import load_adapter
 from tridentserve.stages import Stage
 
@@ -86,6 +86,7 @@ def test_a_processor_without_a_file_is_named(model: Model, tmp_path: Path, file:
 def test_step_caches_hold_the_tokens_of_the_input_image(model: Model) -> None:
     inputs = make_inputs(512, 512, quality="fast", variant="qwen_image_edit")
     with_image, without = (
-        count_cache_bytes(model(name), [inputs], formats_of(model(name))) for name in ("qwen_image_edit", "qwen_image")
+        count_cache_bytes(model(name), [inputs], formats_of(model(name)), StepCache())
+        for name in ("qwen_image_edit", "qwen_image")
     )
     assert with_image == without * (1024 + 4096) / 1024

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,10 @@ class DiffusersAdapter(SteppingAdapter):
                 conditions.update(zip(indices, map(self._hand_on, together), strict=True))
         return [conditions[index] for index in range(len(batch))]
 
+    def read_predictor(self, folder: Path) -> None:
+        """Read what decides from the model folder where results of earlier steps are used again. Families whose limits
+        alone decide have no use for it. Raises `ModelFolderError`."""
+
     @property
     def size_multiple(self) -> int:
         """Height and width must be multiples of this many pixels."""
@@ -104,7 +109,7 @@ class DiffusersAdapter(SteppingAdapter):
                 FLOW_SHIFT: inputs.flow_shift,
                 "size": str(inputs.shape),
                 LORAS: [use.to_plain() for use in inputs.loras],
-                CACHE_LIMIT: self.step_cache.find_limit(inputs.quality) if self._list_cached_blocks() else 0.0,
+                CACHE_LIMIT: self._choose_limit(inputs.quality, tensors),
                 SKIPPED_STEPS: 0.0,
                 PIXELWISE: _lies_pixelwise(tensors["latents"]),
                 "scheduler": scheduler_values,

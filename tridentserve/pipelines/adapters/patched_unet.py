@@ -34,7 +34,7 @@ _ACTIVE: ContextVar[PatchLayout | None] = ContextVar("patch_layout", default=Non
 
 
 class LatentSize(NamedTuple):
-    """The size of the latents of one request, in latent pixels. Those of one height and width sort together."""
+    """The size of the latents of one request, in latent pixels."""
 
     height: int
     width: int
@@ -55,22 +55,16 @@ class PatchLayout:
         """`sizes` of all requests, those of one height and width behind one another."""
         self._sizes = sizes
         self._side = math.gcd(*(side for size in sizes for side in size[:2]))
-        grids = [(size.height // self._side, size.width // self._side) for size in sizes]
+        grids = [self._find_grid(size) for size in sizes]
         counts = [high * wide for high, wide in grids]
         self._owners = torch.arange(sum(size.rows for size in sizes)).repeat_interleave(
             torch.tensor([count for size, count in zip(sizes, counts, strict=True) for _ in range(size.rows)])
         )
         self._owners = self._owners.to(device)
-        # The images of each size: how many there are, and the patches of each.
-        self._groups = [
-            (sum(size.rows for size, _ in group), count)
-            for (_, count), group in (
-                (key, list(members))
-                for key, members in itertools.groupby(
-                    zip(sizes, counts, strict=True), lambda pair: (pair[0][:2], pair[1])
-                )
-            )
-        ]
+        # The images of each size: how many there are, and the patches of each, high and wide.
+        by_size = [(grid, list(members)) for grid, members in itertools.groupby(sizes, self._find_grid)]
+        self._images = [sum(size.rows for size in members) for _, members in by_size]
+        self._grids = [grid for grid, _ in by_size]
         images = [grid for size, grid in zip(sizes, grids, strict=True) for _ in range(size.rows)]
         self._above, self._below, self._left, self._right = (part.to(device) for part in _find_neighbours(images))
 
@@ -78,24 +72,24 @@ class PatchLayout:
         """Have hooked modules treat their batch as the patches of this layout."""
         return hold_value(_ACTIVE, self)
 
-    def cut(self, images: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Cut the images of all requests, (rows, channels, height, width) each, into patches."""
-        side = self._side
+    def cut(self, images: Sequence[torch.Tensor], side: int | None = None) -> torch.Tensor:
+        """Cut the images of all requests, or of each size, (rows, channels, height, width) each, into patches. `side`:
+        that of patches on the level of the U-Net; None for that of the latents."""
+        side = side or self._side
         parts = []
         for image in images:
             rows, channels, height, width = image.shape
-            grid = image.view(rows, channels, height // side, side, width // side, side)
+            grid = image.reshape(rows, channels, height // side, side, width // side, side)
             parts.append(grid.permute(0, 2, 4, 1, 3, 5).reshape(-1, channels, side, side))
         return torch.cat(parts)
 
     def join(self, patches: torch.Tensor) -> list[torch.Tensor]:
         """Put the images of all requests together again."""
-        side = self._side
-        images = []
-        for size, part in zip(self._sizes, self._split(patches), strict=True):
-            grid = part.view(size.rows, size.height // side, size.width // side, -1, side, side)
-            images.append(grid.permute(0, 3, 1, 4, 2, 5).reshape(size.rows, -1, size.height, size.width))
-        return images
+        return _join(patches, [(size.rows, *self._find_grid(size)) for size in self._sizes])
+
+    def join_sizes(self, patches: torch.Tensor) -> list[torch.Tensor]:
+        """Put the images of each size together, on any level of the U-Net: (images, channels, height, width)."""
+        return _join(patches, [(images, *grid) for images, grid in zip(self._images, self._grids, strict=True)])
 
     def spread(self, rows: torch.Tensor) -> torch.Tensor:
         """Give each patch the values of its image: from (images, ...) to (patches, ...)."""
@@ -125,26 +119,42 @@ class PatchLayout:
     def regroup(self, tokens: torch.Tensor) -> list[torch.Tensor]:
         """The tokens of the patches, (patches, tokens, channels), as those of the images of each size, (images, tokens,
         channels)."""
-        counts = [images * patches for images, patches in self._groups]
-        split = torch.split(tokens, counts)
-        return [part.reshape(images, -1, part.shape[-1]) for part, (images, _) in zip(split, self._groups, strict=True)]
+        split = torch.split(tokens, self._count_patches())
+        return [part.reshape(images, -1, part.shape[-1]) for part, images in zip(split, self._images, strict=True)]
 
     def split_images(self, rows: torch.Tensor) -> Sequence[torch.Tensor]:
         """The rows of the images of each size."""
-        return torch.split(rows, [images for images, _ in self._groups])
+        return torch.split(rows, self._images)
 
     def _average(self, values: torch.Tensor) -> torch.Tensor:
         """The means over the patches of each image: from (patches, groups) to (images, groups)."""
-        split = torch.split(values, [images * patches for images, patches in self._groups])
+        split = torch.split(values, self._count_patches())
         return torch.cat(
-            [
-                part.view(images, patches, -1).mean(1)
-                for part, (images, patches) in zip(split, self._groups, strict=True)
-            ]
+            [part.view(images, -1, values.shape[1]).mean(1) for part, images in zip(split, self._images, strict=True)]
         )
 
-    def _split(self, patches: torch.Tensor) -> Sequence[torch.Tensor]:
-        return torch.split(patches, [size.rows * size.height * size.width // self._side**2 for size in self._sizes])
+    def _count_patches(self) -> list[int]:
+        """The patches of all images of each size."""
+        return [images * high * wide for images, (high, wide) in zip(self._images, self._grids, strict=True)]
+
+    def _find_grid(self, size: LatentSize) -> tuple[int, int]:
+        return size.height // self._side, size.width // self._side
+
+
+def get_current_layout() -> PatchLayout | None:
+    """The layout that is active; None where a U-Net gets whole images."""
+    return _ACTIVE.get()
+
+
+def without_layout() -> AbstractContextManager[None]:
+    """Have hooked modules treat their batch as whole images, inside a layout that is active."""
+    return hold_value(_ACTIVE, None)
+
+
+def order_by_size(latents: Sequence[torch.Tensor]) -> list[int]:
+    """The order in which the requests with these latents have a layout: those of one height and width behind one
+    another."""
+    return sorted(range(len(latents)), key=lambda index: latents[index].shape[-2:])
 
 
 def find_least_side(unet: Any) -> int:
@@ -200,6 +210,17 @@ def _attend(
         for image, text in zip(images, texts, strict=True)
     ]
     return torch.cat(attended)
+
+
+def _join(patches: torch.Tensor, parts: Sequence[tuple[int, int, int]]) -> list[torch.Tensor]:
+    """Put images together that lie behind one another: of each part so many, with so many patches (high, wide)."""
+    split = torch.split(patches, [rows * high * wide for rows, high, wide in parts])
+    channels, side = patches.shape[1:3]
+    images = []
+    for part, (rows, high, wide) in zip(split, parts, strict=True):
+        grid = part.reshape(rows, high, wide, channels, side, side).permute(0, 3, 1, 4, 2, 5)
+        images.append(grid.reshape(rows, channels, high * side, wide * side))
+    return images
 
 
 def _take(edges: torch.Tensor, neighbours: torch.Tensor) -> torch.Tensor:

@@ -7,19 +7,32 @@ each. Requests of different sizes share steps as patches. No watermark is added.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 
+from tridentserve.models.step_cache import count_patch_numbers
 from tridentserve.parallel.ulysses import get_current_group
 from tridentserve.pipelines.adapters.conditions import list_negative_prompts, list_prompts, repeat_rows, split_rows
 from tridentserve.pipelines.adapters.ddpm_adapter import DDPMAdapter
+from tridentserve.pipelines.adapters.denoising_request import DenoisingRequest
 from tridentserve.pipelines.adapters.image_start import ImageStartAdapter
 from tridentserve.pipelines.adapters.packed_sequence import NoiseCall, PackingAdapter
-from tridentserve.pipelines.adapters.patched_unet import LatentSize, PatchLayout, find_least_side, install_patches
+from tridentserve.pipelines.adapters.patch_caches import PatchCaches
+from tridentserve.pipelines.adapters.patched_unet import (
+    LatentSize,
+    PatchLayout,
+    find_least_side,
+    install_patches,
+    order_by_size,
+)
+from tridentserve.pipelines.adapters.step_caches import may_skip
 from tridentserve.pipelines.base import DenoisingState, Tensors
-from tridentserve.requests import GenerationInputs, ImageStart
+from tridentserve.pipelines.reuse.patch_pass import install_reuse, list_stacks
+from tridentserve.pipelines.reuse.predictor import load_predictor
+from tridentserve.requests import GenerationInputs, ImageStart, Quality
 
 _ROWS = ("prompt_embeds", "pooled_prompt_embeds", "time_ids")
 
@@ -33,6 +46,10 @@ class SDXLAdapter(ImageStartAdapter, PackingAdapter, DDPMAdapter):
 
     family = "sdxl"
     denoiser = "unet"
+    packs_caches = True
+
+    def read_predictor(self, folder: Path) -> None:
+        self._predictor = load_predictor(folder, self.family)
 
     def _encode_key(self, inputs: GenerationInputs) -> Hashable:
         return inputs.guidance_scale > 1, not inputs.negative_prompt
@@ -90,10 +107,9 @@ class SDXLAdapter(ImageStartAdapter, PackingAdapter, DDPMAdapter):
         return super().pack_key(state)
 
     def _predict_noises(self, calls: Sequence[NoiseCall]) -> list[torch.Tensor]:
-        sizes = [LatentSize.measure(call.latents) for call in calls]
-        order = sorted(range(len(calls)), key=lambda index: sizes[index])
+        order = order_by_size([call.latents for call in calls])
         ordered = [calls[index] for index in order]
-        layout = PatchLayout([sizes[index] for index in order], self.device)
+        layout = PatchLayout([LatentSize.measure(call.latents) for call in ordered], self.device)
         rows = {name: torch.cat([call.rows[name] for call in ordered]) for name in calls[0].rows}
         embeds = rows.pop("prompt_embeds")  # attentions have the text of an image once, not once for each patch
         with layout.active():
@@ -108,6 +124,34 @@ class SDXLAdapter(ImageStartAdapter, PackingAdapter, DDPMAdapter):
 
     def _install_packing(self) -> None:
         install_patches(self.pipe.unet)
+
+    def _predict_packed(
+        self, requests: list[DenoisingRequest], timesteps: list[torch.Tensor], inputs: list[torch.Tensor]
+    ) -> Sequence[torch.Tensor]:
+        caches = self._open_caches(requests, 0)
+        if caches is None:
+            return super()._predict_packed(requests, timesteps, inputs)
+        with caches.run_packed():
+            noises = super()._predict_packed(requests, timesteps, inputs)
+        caches.keep_packed()
+        return noises
+
+    def _open_caches(self, requests: list[DenoisingRequest], passes: int) -> PatchCaches | None:
+        if not any(may_skip(request.values) for request in requests):
+            return None
+        unet = self.pipe.unet
+        if not self._is_cache_installed:
+            install_reuse(unet)
+            self._is_cache_installed = True
+        return PatchCaches(requests, len(unet.config.block_out_channels), len(list_stacks(unet)), self._predictor)
+
+    def _choose_limit(self, quality: Quality, tensors: Tensors) -> float:
+        latents, unet = tensors["latents"], self.pipe.unet
+        rows = len(latents) * len(tensors["prompt_embeds"])
+        numbers = rows * count_patch_numbers(unet.config, *latents.shape[-2:])
+        fits = 0 < numbers * latents.element_size() <= self.step_cache.max_bytes
+        # Code that was compiled knows nothing of the hooks of its blocks.
+        return self.step_cache.find_patch_limit(quality) if fits and not self.is_compiled else 0.0
 
     def _find_distribution(self, image: torch.Tensor) -> DiagonalGaussianDistribution:
         vae = self.pipe.vae

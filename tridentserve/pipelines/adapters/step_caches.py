@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -11,7 +13,7 @@ import torch
 from tridentserve.parallel.guidance import PassShare
 from tridentserve.pipelines.adapters.denoising_request import DenoisingRequest
 from tridentserve.pipelines.base import CACHE_LIMIT, SKIPPED_STEPS
-from tridentserve.pipelines.block_cache import BlockResiduals, CachedPass, JoinedStream
+from tridentserve.pipelines.block_cache import BlockResiduals, CachedPass, JoinedStream, use_block_cache
 
 # The names of a state's tensors, (passes, num_outputs, tokens, channels).
 _FIRST, _OTHERS = "cache.first", "cache.others"
@@ -22,7 +24,20 @@ def may_skip(values: dict[str, Any]) -> bool:
     return bool(values[CACHE_LIMIT] > 0)
 
 
-class StepCaches:
+class RequestCaches(ABC):
+    """The caches of requests in one step, whatever they hold."""
+
+    @abstractmethod
+    def run(self, first: int, count: int) -> AbstractContextManager[None]:
+        """Have the model take over what it may in the call for `count` passes from the `first` on, with a row for each
+        pass and output."""
+
+    @abstractmethod
+    def keep(self, share: PassShare) -> None:
+        """Put what the calls have found into the tensors and the values of the requests, on all members."""
+
+
+class StepCaches(RequestCaches):
     """The caches of requests in one step. Those that are made exactly have none, and are computed."""
 
     def __init__(self, requests: Sequence[DenoisingRequest], passes: int, stream: JoinedStream | None = None) -> None:
@@ -38,16 +53,14 @@ class StepCaches:
         self._before = self._join()
         self._done: list[CachedPass] = []
 
-    def begin(self, first: int, count: int) -> CachedPass:
-        """The call of the transformer for `count` passes from the `first` on, with a row for each pass and output."""
+    def run(self, first: int, count: int) -> AbstractContextManager[None]:
         rows = slice(first * sum(self._sizes), (first + count) * sum(self._sizes))
         before = self._before.select(rows) if self._before else None
         cached = CachedPass(self._limits.flatten()[rows], before, self._stream)
         self._done.append(cached)
-        return cached
+        return use_block_cache(cached)
 
     def keep(self, share: PassShare) -> None:
-        """Put what the calls have found into the tensors and the values of the requests, on all members."""
         # Groups of GPUs exchange tensors of the device only.
         mine = torch.cat([cached.computed for cached in self._done]).float().to(self._requests[0].latents.device)
         computed = share.gather(mine).cpu() > 0

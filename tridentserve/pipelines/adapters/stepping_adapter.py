@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -22,9 +22,10 @@ from tridentserve.pipelines import block_cache
 from tridentserve.pipelines.adapters.bricked_sequence import packed_over
 from tridentserve.pipelines.adapters.denoising_request import GENERATOR, LORAS, SCHEDULER_PREFIX, DenoisingRequest
 from tridentserve.pipelines.adapters.packed_sequence import NoiseCall, PackingAdapter
-from tridentserve.pipelines.adapters.step_caches import StepCaches, may_skip
+from tridentserve.pipelines.adapters.step_caches import RequestCaches, StepCaches, may_skip
 from tridentserve.pipelines.base import DenoisingState, PipelineAdapter, Tensors
 from tridentserve.pipelines.lora.lora_cache import LoraCache
+from tridentserve.requests import Quality
 from tridentserve.stages import Stage
 
 
@@ -38,6 +39,8 @@ class SteppingAdapter(PipelineAdapter):
     mixes_loras: ClassVar[bool] = True
     """False where layers see the rows of a batch in pieces of different lengths: only requests of the same LoRAs share
     a forward pass there."""
+    packs_caches: ClassVar[bool] = False
+    """True where these steps may be those of requests that need not compute all of them."""
     packs: bool
     """True where requests of different sizes can share steps (`pack_key`)."""
 
@@ -92,7 +95,7 @@ class SteppingAdapter(PipelineAdapter):
         return ()
 
     def pack_key(self, state: DenoisingState) -> Hashable | None:
-        if not self.packs or _read_loras(state) or may_skip(state.values):
+        if not self.packs or _read_loras(state) or (may_skip(state.values) and not self.packs_caches):
             return None
         return ("packed", state.tensors["latents"].dtype)
 
@@ -153,7 +156,7 @@ class SteppingAdapter(PipelineAdapter):
                 inputs_of_call = {
                     name: row[call.start : call.stop].flatten(0, 1).contiguous() for name, row in rows.items()
                 }
-                with block_cache.use_block_cache(caches.begin(call.start, len(call)) if caches is not None else None):
+                with nullcontext() if caches is None else caches.run(call.start, len(call)):
                     latents, levels = torch.cat(inputs * len(call)), torch.cat(timesteps * len(call))
                     noises.append(self._predict_noise(latents, levels, inputs_of_call, requests[0].tensors))
         noise = share.gather(torch.cat(noises))
@@ -168,7 +171,7 @@ class SteppingAdapter(PipelineAdapter):
         alone = range(max(passes.start, together.stop), passes.stop)
         return [*([together] if together else []), *(range(index, index + 1) for index in alone)]
 
-    def _open_caches(self, requests: list[DenoisingRequest], passes: int) -> StepCaches | None:
+    def _open_caches(self, requests: list[DenoisingRequest], passes: int) -> RequestCaches | None:
         """The caches of requests of which some need not compute all steps."""
         if not any(may_skip(request.values) for request in requests):
             return None
@@ -176,6 +179,10 @@ class SteppingAdapter(PipelineAdapter):
             block_cache.install(self._list_cached_blocks())
             self._is_cache_installed = True
         return StepCaches(requests, passes, self._find_joined_stream(requests[0].tensors))
+
+    def _choose_limit(self, quality: Quality, tensors: Tensors) -> float:
+        """The limit of change for a request with these tensors; 0 where all of its steps are computed whole."""
+        return self.step_cache.find_limit(quality) if self._list_cached_blocks() else 0.0
 
     def _list_cached_blocks(self) -> list[torch.nn.Module]:
         """The blocks of the transformer in the order in which they run, where all but the first can be left out."""

@@ -104,10 +104,10 @@ class PlanMemory:
         if Stage.DIFFUSE not in running.plan.stages:
             return 0
         replica, requests = Replica(running.plan.model, Stage.DIFFUSE), running.inputs.values()
-        folder, formats = self._host_copies.source(replica).folder, self._host_copies.formats(replica)
+        source, formats = self._host_copies.source(replica), self._host_copies.formats(replica)
         held = {file: self._replicas.loras.find_bytes(file) for file in _list_loras(running)}
         lora_bytes = sum(count_file_bytes(file) if known is None else known for file, known in held.items())
-        return lora_bytes + count_cache_bytes(folder, requests, formats)
+        return lora_bytes + count_cache_bytes(source.folder, requests, formats, source.step_cache)
 
 
 def _list_loras(running: RunningPlan) -> tuple[LoraFile, ...]:

@@ -1,0 +1,1 @@
+"""Patches of images whose results are used again at later steps."""
