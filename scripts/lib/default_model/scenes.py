@@ -28,8 +28,8 @@ class SceneMix:
     """The least gap between things that are counted, which is a quarter of their diameter too."""
 
 
-# The judge's prompts come from the one, the pictures that are trained on from the other: they have the wider gaps
-# and more things, since a model that has seen things nearly touch lets them touch, most of all in large pictures.
+# The judge's prompts come from the one, the pictures that are trained on from the other: these have wider gaps and more
+# things. Before them, what was wrong in large pictures were most of all things that touched.
 JUDGED = SceneMix({"single": 0.22, "placed": 0.15, "pair": 0.43, "count": 0.2}, pair_gap=0.04, count_gap=0.0)
 TRAINED = SceneMix({"single": 0.15, "placed": 0.1, "pair": 0.45, "count": 0.3}, pair_gap=0.1, count_gap=0.12)
 
