@@ -18,9 +18,10 @@ DIRECTION_WORDINGS = {
     "up": ("moving up", "moving upwards", "that moves up"),
     "down": ("moving down", "moving downwards", "that moves down"),
 }
-# Two things are harder than one, so that more of the clips that are trained on have two than of the judge's.
+# Two things are harder than one, so that more of the clips that are trained on have two than of the judge's. The judge
+# draws the kind again with each try, so that those of two things, which often meet, are fewer than this says.
 JUDGED_KINDS = {"one": 0.6, "two": 0.4}
-TRAINED_KINDS = {"one": 0.3, "two": 0.7}
+TRAINED_KINDS = {"one": 0.2, "two": 0.8}
 # Of the picture's shorter side.
 _DIAMETERS = {"small": (0.2, 0.25), "medium": (0.3, 0.36)}
 _DISTANCE = (0.3, 0.55)
@@ -48,7 +49,7 @@ class MovingScene:
     kind: str
     """One of `JUDGED_KINDS`."""
     things: tuple[MovingThing, ...]
-    """Their colors differ."""
+    """In the order in which captions name them. Their colors differ."""
     background: str
 
     @property
@@ -64,17 +65,36 @@ class MovingScene:
 
 def draw_motion(rng: random.Random, width: int, height: int, held_out: bool = False) -> MovingScene:
     """Draw a moving scene for a clip of `width` x `height` pixels, trained on or held out for the judge."""
-    shorter, kinds = min(width, height), JUDGED_KINDS if held_out else TRAINED_KINDS
-    return draw_until(lambda: _try_motion(rng, width / shorter, height / shorter, kinds), held_out)
+    shorter = min(width, height)
+    sides = (width / shorter, height / shorter)
+    if held_out:
+        return draw_until(lambda: _try_motion(rng, *sides, _draw_kind(rng, JUDGED_KINDS)), held_out)
+    kind = _draw_kind(rng, TRAINED_KINDS)
+    return draw_until(lambda: _order_as_read(_try_motion(rng, *sides, kind)), held_out)
 
 
-def _try_motion(rng: random.Random, width: float, height: float, kinds: Mapping[str, float]) -> MovingScene | None:
-    kind = rng.choices(list(kinds), list(kinds.values()))[0]
+def _draw_kind(rng: random.Random, kinds: Mapping[str, float]) -> str:
+    return rng.choices(list(kinds), list(kinds.values()))[0]
+
+
+def _try_motion(rng: random.Random, width: float, height: float, kind: str) -> MovingScene | None:
     background = rng.choice(["white", *words.BACKGROUNDS])
     things = tuple(_draw_thing(rng, width, height, background) for _ in range(2 if kind == "two" else 1))
     if len({part.thing.color for part in things}) < len(things) or _meet(things):
         return None
     return MovingScene(kind, things, background)
+
+
+def _order_as_read(scene: MovingScene | None) -> MovingScene | None:
+    """Have captions name the upper thing before the lower, or the left before the right where they lie further apart
+    across, in the middle of the clip. In any order, a caption would not say which of two places has which thing: the
+    model would have to choose, and often chose the same thing for both."""
+    if scene is None or scene.kind == "one":
+        return scene
+    one, other = (part.move(0.5) for part in scene.things)
+    right, down = other.x - one.x, other.y - one.y
+    is_read_so = (down if abs(down) > abs(right) else right) > 0
+    return scene if is_read_so else replace(scene, things=scene.things[::-1])
 
 
 def _draw_thing(rng: random.Random, width: float, height: float, background: str) -> MovingThing:

@@ -13,7 +13,7 @@ from lib.default_video.architecture import TEXT_TOKENS, build_tokenizer, list_mo
 from lib.default_video.clips import FRAMES, describe_motion, describe_motion_plainly, draw_clip
 from lib.default_video.denoiser_training import draw_clip_size
 from lib.default_video.latents import CLIP_SIZES
-from lib.default_video.motion import DIRECTIONS, MovingScene, draw_motion
+from lib.default_video.motion import DIRECTIONS, TRAINED_KINDS, MovingScene, draw_motion
 from lib.default_video.vae_training import draw_crop
 from lib.judge.motion_asking import draw_motion_questions
 from lib.judge.motion_scoring import score_clip
@@ -53,6 +53,20 @@ def test_held_out_motions_are_never_trained_on() -> None:
     prompts = {question.prompt for question in draw_motion_questions(200, 96, 5)}
     assert len(prompts) == 200
     assert not trained & {prompt.split(" on a ")[0] for prompt in prompts}
+
+
+def test_as_many_clips_that_are_trained_on_have_two_things_as_was_meant() -> None:
+    """Two often meet, and are drawn again: that must not leave fewer of them."""
+    scenes = draw_scenes(1000, 96)
+    assert sum(scene.kind == "two" for scene in scenes) / 1000 == pytest.approx(TRAINED_KINDS["two"], abs=0.05)
+
+
+def test_captions_name_two_things_as_one_reads() -> None:
+    for scene in draw_scenes(200, 96):
+        if scene.kind == "two":
+            first, second = scene.freeze(0.5).things
+            right, down = second.x - first.x, second.y - first.y
+            assert (down if abs(down) > abs(right) else right) > 0
 
 
 def test_captions_say_what_moves_where_and_fit() -> None:
