@@ -128,7 +128,7 @@ class Watched:
 
 def everything(seed: int) -> Scenario:
     """All that can happen, at once."""
-    policy = Greedy(degree=2, batch=2, segment=3, preempts=True, joins=True)
+    policy = Greedy(degree=2, batch=2, segment=3, preempts=True, joins=True, goes_on=True)
     return Scenario(
         seed,
         policy,

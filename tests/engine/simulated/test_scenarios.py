@@ -32,6 +32,7 @@ policies = st.builds(
     segment=st.none() | st.integers(1, 3),
     preempts=st.booleans(),
     joins=st.booleans(),
+    goes_on=st.booleans(),
 )
 scenarios = st.builds(
     Scenario,
