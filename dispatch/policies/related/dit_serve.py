@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dispatch.options import DispatchOptions
 from dispatch.policies.greedy.placements import co_locate
@@ -59,8 +59,8 @@ class DitServe(StepLevelDispatcher):
 
     A request that waits starts on idle workers together with others of its kind; else it joins a running batch of its
     kind at its next step boundary; else batches that come after it in the
-    order are stopped for it, and nobody after it gets the workers of its ring meanwhile. So the batch changes at the
-    boundaries where the paper's would, and others cost nothing. Where idle workers are too few for a ring and nothing
+    order are stopped for it, and nobody after it gets the workers of its ring meanwhile. When some of a batch have
+    ended, the others go on. So the batch changes at the boundaries where the paper's would, and others cost nothing. Where idle workers are too few for a ring and nothing
     can be stopped, one step is run on a narrower ring.
 
     Left out: rings of different lengths that overlap on the same workers within one batch (plans have their workers to
@@ -180,7 +180,8 @@ class _DitPool:
             return False
         measure = f"{self._order.measure(members[0]):.0f} {self._order.unit}"
         reason = f"dit-serve: batch of {len(members)} on a ring of {ring}, {measure}"
-        self.assignments.append(self._tick.build_assignment(members, candidate, workers, reason, num_steps))
+        made = self._tick.build_assignment(members, candidate, workers, reason, num_steps)
+        self.assignments.append(replace(made, goes_on=num_steps is None))
         return True
 
     def _start_narrower(self, members: Sequence[PendingRequest], ring: int) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import chain
 
 from dispatch.policies.greedy.placements import co_locate
@@ -36,7 +37,7 @@ class PatchedServe(StepLevelDispatcher):
     relaxed, by how much their kind gains from batching. Each starts on idle workers, else joins the active batch of its
     kind if no member of that gets late because of it (the schedulability test). One that would be late even alone and
     at once is refused. What has begun is neither refused nor displaced: a request joins a batch at its next step
-    boundary, on its workers.
+    boundary, on its workers, and the others go on when some have ended.
 
     Left out: batches of mixed sizes by patches and the patch cache (sections 4 and 5), which change the result; batches
     here are of equal shape, and what this policy gains it gains by its order, its schedulability test and its refusals.
@@ -157,7 +158,8 @@ class _PatchedPool:
         candidate = self._tick.find_batch_candidates(members, self._index)[degree]
         slack_s = first.deadline_s - self._tick.expected_finish_s(first, candidate)
         reason = f"patchedserve: batch of {len(members)}, {slack_s:.2f} s of slack"
-        self.assignments.append(self._tick.build_assignment(members, candidate, workers, reason))
+        made = self._tick.build_assignment(members, candidate, workers, reason)
+        self.assignments.append(replace(made, goes_on=True))
         for member in members:
             self.served.add(member.spec.request_id)
             begun.pop(member.spec.request_id, None)

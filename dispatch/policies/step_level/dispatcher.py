@@ -237,7 +237,7 @@ class StepTick:
         encodes_elsewhere = candidate.encode.groups or Stage.ENCODE in candidate.apart
         if encodes_elsewhere and not all(map(_is_encoded, joining)):
             return None
-        return replace(self.build_assignment(together, candidate, workers, reason), takes_over=True)
+        return replace(self.build_assignment(together, candidate, workers, reason), takes_over=True, goes_on=True)
 
     def build_assignment(
         self,

@@ -43,6 +43,7 @@ class Scenario:
     overhead_s: float = 0.0
     slowdown: tuple[float, ...] = ()
     checkpoint_s: float = 0.0
+    num_cancelled: int = 0
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
@@ -79,7 +80,7 @@ class Scenario:
             decision_log=decision_log,
         )
         engine = SimulatedEngine(wrapped or self.scheduler(), self.workers, self.placement, FixedTimes(), options)
-        result = engine.run(self.trace())
+        result = engine.run(self.trace(), self._cancels())  # type: ignore[arg-type]
         self.left_in_buffers = engine._cell._handoff.kept
         return result
 
@@ -93,6 +94,15 @@ class Scenario:
             spec = RequestSpec(f"r{i}", MODEL, draw.choice(_SHAPES), steps, outputs, slo_s=draw.uniform(5.0, 60.0))
             arrivals.append((at_s, spec))
         return arrivals
+
+    def _cancels(self) -> list[tuple[float, ev.RequestCancelled]]:
+        """Requests of which nobody wants to know any more, some seconds after they have come."""
+        draw = random.Random(self.seed + 4)
+        trace = self.trace()
+        return [
+            (at_s + draw.uniform(0.0, 15.0), ev.RequestCancelled(spec.request_id))
+            for at_s, spec in draw.choices(trace, k=self.num_cancelled)
+        ]
 
     def _failures(self) -> tuple[WorkerFailure, ...]:
         draw = random.Random(self.seed + 2)

@@ -194,7 +194,8 @@ class Executor:
             why = f"the device of {'+'.join(names)} is broken"
             self._agenda.call_at(now_s + after_s, self._fail, run, run.version, why, True, "worker_failed", names)
             return
-        if missing := self._handoff.list_missing(run.plan.members):
+        wanted = [member for member in run.plan.members if not self._recorder.has_ended(member.request_id)]
+        if missing := self._handoff.list_missing(wanted):
             self._fail_soon(run, f"the inputs of {', '.join(missing)} are gone", retry=True, code="worker_failed")
             return
         if (
