@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -12,8 +12,8 @@ from tridentserve.plans import DispatchPlan, StageSpan, WorkerId
 from tridentserve.protocols import Assignment, ClusterView, Decisions, Preemption
 from tridentserve.requests import RequestSpec
 from tridentserve.scheduling import events as ev
-from tridentserve.scheduling.explanation.chronicle import Chronicle
 from tridentserve.scheduling.decision_log import LogEntry
+from tridentserve.scheduling.explanation.chronicle import Chronicle
 from tridentserve.scheduling.request_records import RequestRecords
 from tridentserve.scheduling.scheduler import Scheduler
 from tridentserve.stages import PlacementType, Stage
@@ -40,11 +40,9 @@ class Batching:
         waiting = [each.spec.request_id for each in view.pending]
         encode = () if all(each.encoded for each in view.pending) else ("w",)
         names = (*(each.spec.request_id for each in running), *waiting)
-        places = encode, ("w",), (self.decodes_at,)
-        made = Assignment(
-            names, PlacementType.EDC, *places, view.now_s, "together", self.num_steps, takes_over=bool(running), goes_on=True
-        )
-        return Decisions([made])
+        workers = encode, ("w",), (self.decodes_at,)
+        made = Assignment(names, PlacementType.EDC, *workers, view.now_s, "together", self.num_steps)
+        return Decisions([replace(made, takes_over=bool(running), goes_on=True)])
 
     def can_ever_run(self, spec: RequestSpec, workers: object) -> None:
         return None
@@ -294,8 +292,6 @@ def test_a_worker_is_expected_to_be_busy_until_the_last_plan_of_the_line_ends() 
     engine.arrive(0.0, short=3, long=9)
     alone = Engine()
     alone.arrive(0.0, long=9)
-    line, single = (
-        each.scheduler.describe_cluster(0.0).workers[0].plans[-1].end_s for each in (engine, alone)
-    )
+    line, single = (each.scheduler.describe_cluster(0.0).workers[0].plans[-1].end_s for each in (engine, alone))
     assert line >= single
     assert [plan.stages for plan in engine.scheduler.describe_cluster(0.0).workers[0].plans] == ["ED", "C", "DC"]

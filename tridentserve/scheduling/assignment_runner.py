@@ -167,9 +167,7 @@ class AssignmentRunner:
         """A plan has ended well."""
         return self._end_in_line(event.plan_id, now_s, lambda: self._take_in_finish(event, now_s))
 
-    def _end_in_line(
-        self, plan_id: int, now_s: float, take_in: Callable[[], list[ev.Effect]]
-    ) -> list[ev.Effect]:
+    def _end_in_line(self, plan_id: int, now_s: float, take_in: Callable[[], list[ev.Effect]]) -> list[ev.Effect]:
         """Take in the end of a plan, which others may follow, or which may follow another."""
         effects = self._takeovers.leave_line(plan_id)
         ended = self._takeovers.recall(plan_id)

@@ -1,4 +1,4 @@
-"""Plans that are sent behind others before these have ended: others join a batch, or some of it go on when some leave."""
+"""Plans that are sent behind others before these have ended: requests join a batch, or it goes on when some leave."""
 
 from __future__ import annotations
 

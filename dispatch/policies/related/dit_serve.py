@@ -58,10 +58,10 @@ class DitServe(StepLevelDispatcher):
     widest one.
 
     A request that waits starts on idle workers together with others of its kind; else it joins a running batch of its
-    kind at its next step boundary; else batches that come after it in the
-    order are stopped for it, and nobody after it gets the workers of its ring meanwhile. When some of a batch have
-    ended, the others go on. So the batch changes at the boundaries where the paper's would, and others cost nothing. Where idle workers are too few for a ring and nothing
-    can be stopped, one step is run on a narrower ring.
+    kind at its next step boundary; else batches that come after it in the order are stopped for it, and nobody after it
+    gets the workers of its ring meanwhile. When some of a batch have ended, the others go on. So the batch changes at
+    the boundaries where the paper's would, and others cost nothing. Where idle workers are too few for a ring and
+    nothing can be stopped, one step is run on a narrower ring.
 
     Left out: rings of different lengths that overlap on the same workers within one batch (plans have their workers to
     themselves here; with `dispatch.ring_sizes` the policy `tridentserve` forms such batches), so that only requests of

@@ -212,9 +212,7 @@ class PlanDriver:
         if isinstance(event, ev.StageFinished):
             for member in plan.members:
                 # The plan's inputs are of no use any more; a request of many segments would fill its workers.
-                if member.input_id is None or (
-                    member.inherited and member.request_id not in reports[0].taken_steps
-                ):
+                if member.input_id is None or (member.inherited and member.request_id not in reports[0].taken_steps):
                     continue  # or it was not part of this plan
                 if (request := given.requests.get(member.request_id)) is not None:
                     self.forget_request(request, member.input_id, with_checkpoints=False)
