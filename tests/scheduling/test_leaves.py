@@ -295,3 +295,15 @@ def test_a_worker_is_expected_to_be_busy_until_the_last_plan_of_the_line_ends() 
     line, single = (each.scheduler.describe_cluster(0.0).workers[0].plans[-1].end_s for each in (engine, alone))
     assert line >= single
     assert [plan.stages for plan in engine.scheduler.describe_cluster(0.0).workers[0].plans] == ["ED", "C", "DC"]
+
+
+def test_a_line_of_which_the_worker_is_lost_leaves_nothing_behind() -> None:
+    """The last plan is reported before the one in the middle."""
+    engine = Engine()
+    both, decode, rest = plans_of(engine.arrive(0.0, short=6, long=9))
+    (three,) = plans_of(engine.arrive(2.6, new=4))
+    for plan in (both, three, rest, decode):
+        engine.on(ev.PlanFailed(plan.plan_id, "lost"), 2.7)
+    assert engine.waiting == {"short": 0, "long": 0, "new": 0}
+    assert not engine.scheduler._ledger.runs
+    assert not engine.scheduler._ledger._plans

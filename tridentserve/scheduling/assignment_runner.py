@@ -170,8 +170,10 @@ class AssignmentRunner:
     def _end_in_line(self, plan_id: int, now_s: float, take_in: Callable[[], list[ev.Effect]]) -> list[ev.Effect]:
         """Take in the end of a plan, which others may follow, or which may follow another."""
         effects = self._takeovers.leave_line(plan_id)
-        ended = self._takeovers.recall(plan_id)
+        run, ended = self._ledger.find_lone_run(plan_id), self._takeovers.recall(plan_id)
         effects += take_in()
+        if run is not None and not run.requests:  # a plan that was to let others through, or that nobody waits for
+            self._ledger.end_run(run)
         begun, dropped = self._takeovers.close(ended, now_s)
         effects += dropped
         return effects if begun is None else [*effects, *self._send_rest_ahead(begun, now_s)]
