@@ -307,3 +307,14 @@ def test_a_line_of_which_the_worker_is_lost_leaves_nothing_behind() -> None:
     assert engine.waiting == {"short": 0, "long": 0, "new": 0}
     assert not engine.scheduler._ledger.runs
     assert not engine.scheduler._ledger._plans
+
+
+def test_nobody_joins_those_that_go_on_before_they_have_begun() -> None:
+    """C of the one that has ended is before them on the same worker."""
+    engine = Engine()
+    both, _, rest = plans_of(engine.arrive(0.0, short=3, long=12))
+    engine.finish(both, 3.0, (E, D), 3)
+    (watched, _) = engine.scheduler.describe_cluster(3.0).workers[0].plans
+    assert plans_of(engine.arrive(watched.end_s, new=4)) == []
+    (joined,) = plans_of(engine.on(ev.Tick(), watched.end_s + 0.6))
+    assert joined.takes_over == rest.plan_id

@@ -142,7 +142,7 @@ class AssignmentRunner:
         run.note_decode_ahead(decode)
         self._ledger.send_ahead(decode, run)
         self._pool.release(run.workers, run.run_id)
-        self._pool.start(decode, self._times.leg_s(leg, run, len(members)), now_s)
+        self._pool.start(decode, self._times.decode_s([each.spec for each in ending], len(leg.workers)), now_s)
         return [ev.RunPlan(decode, f"sent ahead of the end of plan {plan.plan_id}")]
 
     def preempt(self, preemption: Preemption) -> list[ev.Effect]:
@@ -174,9 +174,18 @@ class AssignmentRunner:
         effects += take_in()
         if run is not None and not run.requests:  # a plan that was to let others through, or that nobody waits for
             self._ledger.end_run(run)
-        begun, dropped = self._takeovers.close(ended, now_s)
+        begun, dropped = self._takeovers.close(ended)
         effects += dropped
-        return effects if begun is None else [*effects, *self._send_rest_ahead(begun, now_s)]
+        return effects if begun is None else [*effects, *self._begin_in_line(begun, now_s)]
+
+    def _begin_in_line(self, run: Run, now_s: float) -> list[ev.Effect]:
+        """The plan of a run begins, behind C of those that have ended where that is on the same workers."""
+        plan = run.plan
+        if plan is not None and plan.stages[0] is Stage.DIFFUSE:
+            begins_s = self._pool.find_start_s(plan, now_s)
+            run.expect_diffuse_end(begins_s + run.num_steps * run.step_s)
+            run.open_from(begins_s)
+        return self._send_rest_ahead(run, now_s)
 
     def _take_in_finish(self, event: ev.StageFinished, now_s: float) -> list[ev.Effect]:
         ended = self._ledger.end_plan(event.plan_id, now_s)

@@ -77,7 +77,7 @@ class Takeovers:
         able = (each for each in run.followers if each.run_id in self._ledger.runs)
         return next((each for each in able if _find_input(each, request) == plan_id), None)
 
-    def close(self, run: Run | None, now_s: float) -> tuple[Run | None, list[ev.Effect]]:
+    def close(self, run: Run | None) -> tuple[Run | None, list[ev.Effect]]:
         """The end of the plan of a run has been taken in: the first follower's plan begins, or nobody is left in it.
         Returns the follower if its plan is to be carried out to its end. No later plan of the run, C of those that have
         ended, is taken over."""
@@ -97,30 +97,27 @@ class Takeovers:
             return None, []
         if not first.requests:
             return None, self._ledger.drop_run(first, "its requests have ended")
-        self._correct(first, now_s)
+        self._correct(first)
         return first, []
 
     def _pass_on(self, run: Run, follower: Run) -> None:
         """The plan of a run begins, and gives way to that of a follower at once: its members belong to that one."""
         if not run.requests:
             return  # its report comes all the same
-        self._correct(run, None)
+        self._correct(run)
         run.give_all()
         self._ledger.end_run(run)
         for request in run.given:
             follower.requests.append(request)
             request.join(follower)
 
-    def _correct(self, run: Run, now_s: float | None) -> None:
-        """The steps of a plan that begins are known. `now_s`: None where it does none."""
+    def _correct(self, run: Run) -> None:
+        """The steps of a plan that begins are known."""
         plan = run.plan
         assert plan is not None
         begun = {request.spec.request_id: request.steps_done for request in run.requests}
         totals = {request.spec.request_id: request.spec.num_inference_steps for request in run.requests}
         self._ledger.correct_plan(run, plan.correct_steps(begun, totals))
-        if now_s is not None and plan.stages[0] is Stage.DIFFUSE:
-            run.expect_diffuse_end(now_s + run.num_steps * run.step_s)
-            run.open_from(now_s)
 
 
 def _find_input(run: Run, request: Request) -> int | None:

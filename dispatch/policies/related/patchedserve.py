@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -94,6 +94,7 @@ class _PatchedPool:
         self.assignments: list[Assignment] = []
         self.preemptions: list[Preemption] = []
         self.served: set[str] = set()
+        self._queues: tuple[Mapping[int, KindQueue], ...] = ()
         self._tick = tick
         self._index = index
         self._picker = picker
@@ -106,16 +107,17 @@ class _PatchedPool:
 
     def resume(self, begun: Sequence[PendingRequest], waiting: Sequence[PendingRequest]) -> None:
         """Batches that were stopped resume first, on their workers if these are idle, with the requests that join."""
-        stopped, queues = self._tick.find_queues(begun), self._tick.find_queues(waiting)
+        stopped, queues = self._queues = self._tick.find_queues(begun), self._tick.find_queues(waiting)
         for first in begun:
             kind = self._tick.kinds[first.spec.request_id]
             if first.spec.request_id in stopped[kind]:
-                self._start(first, stopped[kind], queues[kind])
+                self._start(first, stopped[kind], queues[kind], beside=self._list_waiting(begun))
 
     def admit(self, waiting: Sequence[PendingRequest]) -> None:
         """Algorithm 1 for the requests that wait."""
         ordered = sorted(filter(self.can_run, waiting), key=self._order)
         queues = self._tick.find_queues(ordered)
+        self._queues = (queues,)
         for request in ordered:
             queue = queues[self._tick.kinds[request.spec.request_id]]
             if request.spec.request_id in queue and not self._start(request, {}, queue, self._list_waiting(ordered)):
@@ -150,9 +152,11 @@ class _PatchedPool:
         begun: KindQueue,
         waiting: KindQueue,
         others: Iterable[PendingRequest] = (),
+        beside: Iterable[PendingRequest] = (),
     ) -> bool:
         """Start a request on its workers or on idle ones, in one batch with all requests of its kind that may join it,
-        and with `others` of other sizes. They leave their queues."""
+        and with `others` of other sizes where no more workers are idle. Of those `beside` it, which have begun, it
+        takes the ones of its worker. They leave their queues."""
         alone = _find_narrowest(self._tick, first, self._index)
         if alone is None or self._picker.num_idle < (degree := alone.degree):
             return False
@@ -166,7 +170,10 @@ class _PatchedPool:
         far = (other for other in begun.values() if other.held_by != first.held_by)
         self._tick.grow(members, chain(near, far), self._index, degree, strict=False)
         self._tick.grow(members, waiting.values(), self._index, degree, strict=True)
-        self._tick.mix(members, others, self._index, degree, strict=True)
+        mine = (other for other in beside if other.held_by == first.held_by)
+        self._tick.mix(members, mine, self._index, degree, strict=False)
+        if not self._picker.num_idle:
+            self._tick.mix(members, others, self._index, degree, strict=True)
         candidate = self._tick.find_batch_candidates(members, self._index)[degree]
         slack_s = first.deadline_s - self._tick.expected_finish_s(first, candidate)
         reason = f"patchedserve: batch of {len(members)}, {slack_s:.2f} s of slack"
@@ -174,8 +181,8 @@ class _PatchedPool:
         self.assignments.append(replace(made, goes_on=True))
         for member in members:
             self.served.add(member.spec.request_id)
-            begun.pop(member.spec.request_id, None)
-            waiting.pop(member.spec.request_id, None)
+            for queues in self._queues:
+                queues[self._tick.kinds[member.spec.request_id]].pop(member.spec.request_id, None)
         return True
 
     def _join(self, request: PendingRequest) -> None:

@@ -295,7 +295,7 @@ class StepTick:
         self, running: Sequence[RunningRequest], joining: Sequence[PendingRequest], pool: int, reason: str
     ) -> Assignment | None:
         """A running batch together with those that join it, on its workers from its next step boundary on. None where
-        that is not the same plan: E goes to others, or the batch has hardly a step left."""
+        that is not the same plan, as E goes to others, and where no memory is left for them."""
         workers = running[0].diffuse
         staying = [
             PendingRequest(each.spec, each.arrival_s, each.deadline_s, each.steps_done, True, workers[0])
@@ -303,7 +303,7 @@ class StepTick:
         ]
         together = [*staying, *joining]
         candidate = self.find_batch_candidates(together, pool).get(len(workers))
-        if candidate is None or min(map(count_steps_left, staying)) <= 1:
+        if candidate is None:
             return None
         encodes_elsewhere = candidate.encode.groups or Stage.ENCODE in candidate.apart
         if encodes_elsewhere and not all(map(_is_encoded, joining)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from dispatch.policies.greedy.work import count_steps_left
 from dispatch.policies.step_level.dispatcher import StepTick
 from dispatch.policies.step_level.worker_picker import WorkerPicker
 from tridentserve.plans import WorkerId
@@ -80,11 +81,11 @@ def _find_kind(tick: StepTick, members: Iterable[RunningRequest]) -> int | None:
 
 def let_join(batches: Iterable[RunningBatch], tick: StepTick, pool: int, policy: str) -> Decisions:
     """Those that are to join a batch continue with its members in a plan that takes over. Where E of them goes
-    elsewhere, or the members are nearly done, the batch stops instead, and all wait for the tick after that; nothing is
-    to be done where it stops anyway."""
+    elsewhere, the batch stops instead, and all wait for the tick after that. Nothing is to be done where it stops
+    anyway, or where a member is about to end: the others go on by themselves then, and can be joined."""
     takeovers, preemptions = [], list[Preemption]()
     for batch in batches:
-        if not batch.joining or batch.stops:
+        if not batch.joining or batch.stops or min(map(count_steps_left, batch.members)) <= 1:
             continue
         names = ", ".join(request.spec.request_id for request in batch.joining)
         why = f"{policy}: {names} {'joins' if len(batch.joining) == 1 else 'join'}"

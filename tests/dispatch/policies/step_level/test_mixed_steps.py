@@ -127,3 +127,33 @@ def test_the_time_of_a_mixed_batch_is_that_of_its_packed_steps() -> None:
     decode_s = sum(TIMES.seconds("one", Stage.DECODE, shape) for shape in (SMALL, MIDDLE))
     encode_s = TIMES.seconds("one", Stage.ENCODE, MIDDLE, 1, 2)
     assert both.expected_finish_s == pytest.approx(encode_s + 10 * step_s + decode_s)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_nobody_is_started_twice_and_nobody_shares_while_workers_are_idle(count: int) -> None:
+    pending = [request(f"{shape.width}-{i}", shape, 100.0) for shape in (SMALL, MIDDLE) for i in range(2)]
+    policy = PatchedServe(TIMES, replace(PACKING, max_batch=2))
+    made = decide(policy, pending, workers(count, "EDC")).assignments
+    names = [name for each in made for name in each.request_ids]
+    assert len(names) == len(set(names))
+    assert len(made) == count
+
+
+def test_a_batch_of_two_sizes_that_was_stopped_resumes_together() -> None:
+    """Else one of them would wait for the worker that holds its state."""
+    begun = [request(name, shape, 100.0, steps_done=3) for name, shape in (("a", SMALL), ("b", MIDDLE))]
+    begun = [replace(each, encoded=True, held_by="n0-w0") for each in begun]
+    (made,) = decide(PatchedServe(TIMES, PACKING), begun, workers(1, "EDC")).assignments
+    assert set(made.request_ids) == {"a", "b"}
+
+
+@pytest.mark.parametrize("policy", [dit_serve(), PatchedServe(TIMES, PACKING)])
+def test_a_batch_of_which_one_is_about_to_end_is_not_stopped_for_those_that_wait(
+    policy: DitServe | PatchedServe,
+) -> None:
+    """The others go on by themselves, and are joined then."""
+    old = [request(name, SMALL, 100.0, steps=steps, steps_done=9) for name, steps in (("ends", 10), ("goes on", 40))]
+    active = [running(each, "n0-w0", batch=2) for each in old]
+    decisions = decide(policy, [request("new", SMALL, 100.0, steps=40)], ONE_BUSY, active)
+    assert not decisions.assignments
+    assert not decisions.preemptions

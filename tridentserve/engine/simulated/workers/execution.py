@@ -100,7 +100,7 @@ class Executor:
             return
         if run.started_s is not None:
             self._cut(run)
-        elif run.plan.takes_over in self._runs and run.plan.stages[0] is Stage.DIFFUSE:
+        elif run.plan.takes_over is not None and run.plan.stages[0] is Stage.DIFFUSE:
             run.num_steps = 0  # what it is given goes through it
         else:
             self._leave(run)
