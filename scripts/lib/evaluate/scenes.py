@@ -57,9 +57,6 @@ def run_cell(cell: Cell, settings: Settings) -> CellResult:
     """Simulates one cell, on each of its traces. Raises what `simulate` raises."""
     scenes = _make_scenes(replace(cell, policy=""), settings)
     options = settings.make_options(cell.policy)
-    if (setting := RELATED.get(cell.workload)) is not None and setting.packs_sizes and cell.policy == setting.system:
-        models = tuple(sorted({spec.model for scene in scenes for _, spec in scene.arrivals}))
-        options = replace(options, dispatch=replace(options.dispatch, pack_sizes=models))
     start_s = time.perf_counter()
     runs = []
     for scene in scenes:

@@ -86,8 +86,6 @@ class RelatedSetting:
     """The steps of every request, where they are not those of the workload."""
     baselines: tuple[str, ...] = FIXED_DEGREES
     """The policies that the system is compared with, of which the best counts."""
-    packs_sizes: bool = False
-    """The system's batches may have requests of several sizes, as in its paper (`dispatch.pack_sizes`)."""
 
     @property
     def policies(self) -> tuple[str, ...]:
@@ -116,7 +114,6 @@ RELATED = {
             *("patchedserve on H100", "patchedserve", "patchedserve", _H100, 120.0),
             rate_scales=(2.05, 2.56, 3.07, 3.58),
             baselines=FIXED_DEGREES[:1],
-            packs_sizes=True,
         ),
     )
 }
