@@ -16,7 +16,7 @@ from tridentserve.engine.simulated import (
     SimulationResult,
     WorkerFailure,
 )
-from tridentserve.plans import PlacementPlan
+from tridentserve.plans import DispatchPlan, PlacementPlan
 from tridentserve.requests import RequestSpec, Shape
 from tridentserve.scheduling import events as ev
 from tridentserve.scheduling.scheduler import Scheduler, SchedulerOptions
@@ -121,19 +121,22 @@ class Scenario:
 
 
 class Watched:
-    """A scheduler that writes down its events."""
+    """A scheduler that writes down its events, and the plans that it sends."""
 
     def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+        self.scheduler = scheduler
         self.events: list[ev.Event] = []
+        self.plans: list[DispatchPlan] = []
 
     @property
     def num_pending(self) -> int:
-        return self._scheduler.num_pending
+        return self.scheduler.num_pending
 
     def on(self, event: ev.Event, now_s: float) -> list[ev.Effect]:
         self.events.append(event)
-        return self._scheduler.on(event, now_s)
+        effects = self.scheduler.on(event, now_s)
+        self.plans += [effect.plan for effect in effects if isinstance(effect, ev.RunPlan)]
+        return effects
 
 
 def everything(seed: int) -> Scenario:

@@ -157,6 +157,26 @@ def test_all_that_can_happen_does_happen() -> None:
     assert counts[0].methods.keys() == {"greedy"}
 
 
+def test_plans_are_sent_ahead_in_all_ways() -> None:
+    """D of those that go on and C of those that end, and others join what was to go on."""
+    stages, lines = set(), set()
+    for seed in range(12):
+        policy = Greedy(degree=2, batch=3, preempts=seed % 2 == 0, joins=True, goes_on=True)
+        scenario = Scenario(seed, policy, num_nodes=1, num_failures=2, num_cancelled=4)
+        watched = Watched(scenario.scheduler())
+        assert find_violations(scenario.run(wrapped=watched), scenario.workers) == []
+        for plan in watched.plans:
+            if inputs := {member.input_id for member in plan.members if member.inherited}:
+                stages.add(plan.stages[0])
+                lines.add(len(inputs))
+        ledger = watched.scheduler._ledger
+        assert not ledger.runs
+        assert not ledger.requests
+        assert not ledger._plans
+    assert stages == set(Stage)
+    assert lines == {1, 2}
+
+
 def test_one_seed_has_one_decision_log(tmp_path: Path) -> None:
     """Byte for byte, also in processes with other hash seeds."""
     logs = []
