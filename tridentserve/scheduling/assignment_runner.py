@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from tridentserve.errors import ProfileError
@@ -13,7 +13,7 @@ from tridentserve.scheduling.auxiliary_queues import DecodeQueue, EncodeQueue, O
 from tridentserve.scheduling.checkpoint_schedule import CheckpointSchedule
 from tridentserve.scheduling.estimation.expected_times import ExpectedTimes
 from tridentserve.scheduling.ledger import Ledger
-from tridentserve.scheduling.runs import Leg, Request, Run, merge_legs
+from tridentserve.scheduling.runs import Inheritance, Leg, Request, Run, merge_legs
 from tridentserve.scheduling.takeovers import Takeovers
 from tridentserve.scheduling.workers.worker_pool import WorkerPool
 from tridentserve.stages import Stage
@@ -63,8 +63,15 @@ class AssignmentRunner:
         before = self._takeovers.find_run(assignment, requests, now_s)
         if before is None or before.plan is None:
             return []
-        inherited = {request.spec.request_id: before.view(request, now_s).steps_done + 1 for request in before.requests}
-        if any(request.spec.num_inference_steps <= inherited[request.spec.request_id] for request in before.requests):
+        # Those that go on when others leave come through the plan that has been sent for that.
+        line = [before.plan, *(each.plan for each in before.followers if each.plan is not None)]
+        inherited = {
+            name: Inheritance(next(plan for plan in reversed(line) if name in plan.request_ids), view.steps_done + 1)
+            for request in before.requests
+            if (name := request.spec.request_id) and (view := before.view(request, now_s))
+        }
+        totals = {request.spec.request_id: request.spec.num_inference_steps for request in before.requests}
+        if any(totals[name] <= part.steps_done for name, part in inherited.items()):
             return []
         try:
             run, promises = self._build_run(assignment, requests, now_s, inherited)
@@ -73,14 +80,70 @@ class AssignmentRunner:
         leg = run.legs[0]
         if Stage.DIFFUSE not in leg.stages or leg.workers != before.plan.workers:
             return []
-        run.predecessor = before.plan
+        run.follow(before, line[-1])
         self._takeovers.begin(before, run)
         self._pool.reserve(assignment.diffuse, run.run_id, run.diffuse_end_s)
         for later, seconds in promises:
             self._pool.promise(later.workers, run.run_id, seconds)
         effects = self._send_leg([run], leg, now_s, assignment.reason)
         run.expect_diffuse_end(run.diffuse_end_s + before.step_s)
-        return [ev.Yield(run.predecessor.plan_id, assignment.reason), *effects]
+        return [*_stop_line(line, assignment.reason), *effects]
+
+    def _send_rest_ahead(self, run: Run, now_s: float) -> list[ev.Effect]:
+        """Where some members of a run end with its plan and others do not, send what comes next behind it: C of those
+        that end where it runs on the same workers, and D of the others."""
+        plan = run.plan
+        if plan is None or not run.assignment.goes_on or run.is_stopping or run.spec.whole:
+            return []
+        done = {member.request_id: member.steps[1] for member in plan.members if member.steps is not None}
+        left = [each for each in run.requests if each.spec.num_inference_steps > done[each.spec.request_id]]
+        if not left or len(left) == len(run.requests):
+            return []
+        names = tuple(request.spec.request_id for request in left)
+        assignment = replace(run.assignment, request_ids=names, encode=(), takes_over=False)
+        inherited = {name: Inheritance(plan, done[name]) for name in names}
+        try:
+            rest, promises = self._build_run(assignment, left, now_s, inherited, is_exact=True)
+        except ProfileError:
+            return []
+        effects = self._send_decode_ahead(run, plan, names, now_s)
+        rest.follow(run, plan)
+        self._ledger.resume_run(rest)
+        self._pool.reserve(assignment.diffuse, rest.run_id, rest.diffuse_end_s)
+        for later, seconds in promises:
+            self._pool.promise(later.workers, rest.run_id, seconds)
+        effects += self._send_leg([rest], rest.legs[0], now_s, f"goes on when others of plan {plan.plan_id} end")
+        rest.requests.clear()
+        return effects
+
+    def _send_decode_ahead(
+        self, run: Run, plan: DispatchPlan, going_on: Collection[str], now_s: float
+    ) -> list[ev.Effect]:
+        """C of the members of a plan that end with it, but for those that go on, where it runs on the same workers."""
+        leg = next(iter(run.legs), None)
+        if leg is None or leg.stages != (Stage.DECODE,) or leg.workers[0] != plan.leader:
+            return []
+        if not can_run_as_planned(self._pool, plan.model, leg):
+            return []
+        ending = [each for each in run.requests if each.spec.request_id not in going_on]
+        members = tuple(
+            PlanMember(each.spec.request_id, None, plan.plan_id, plan.leader, inherited=True) for each in ending
+        )
+        decode = DispatchPlan(
+            plan_id=self._ledger.make_id(),
+            model=plan.model,
+            stages=leg.stages,
+            workers=leg.workers,
+            members=members,
+            group=self._pool.group_name(leg.workers) if len(leg.workers) > 1 else None,
+            decode_degree=self._times.decode_degree(plan.model, leg),
+            takes_over=plan.plan_id,
+        )
+        run.note_decode_ahead(decode)
+        self._ledger.send_ahead(decode, run)
+        self._pool.release(run.workers, run.run_id)
+        self._pool.start(decode, self._times.decode_s([each.spec for each in ending], len(leg.workers)), now_s)
+        return [ev.RunPlan(decode, f"sent ahead of the end of plan {plan.plan_id}")]
 
     def preempt(self, preemption: Preemption) -> list[ev.Effect]:
         """Let the run of a request yield. Ignored where nothing runs, or nothing is to be gained."""
@@ -88,7 +151,8 @@ class AssignmentRunner:
         run = request.run if request is not None else None
         if run is None or run.plan is None or not run.preempt():
             return []
-        return [ev.Yield(run.plan.plan_id, preemption.reason)]
+        line = [run.plan, *(each.plan for each in run.followers if each.plan is not None)]
+        return _stop_line(line, preemption.reason)
 
     def send_due(self, now_s: float) -> list[ev.Effect]:
         """Send each waiting E and C that a worker can take now."""
@@ -101,8 +165,27 @@ class AssignmentRunner:
 
     def finish_plan(self, event: ev.StageFinished, now_s: float) -> list[ev.Effect]:
         """A plan has ended well."""
-        taken_over = self._takeovers.recall(event.plan_id)
-        return self._take_in_finish(event, now_s) + self._takeovers.close(taken_over)
+        return self._end_in_line(event.plan_id, now_s, lambda: self._take_in_finish(event, now_s))
+
+    def _end_in_line(self, plan_id: int, now_s: float, take_in: Callable[[], list[ev.Effect]]) -> list[ev.Effect]:
+        """Take in the end of a plan, which others may follow, or which may follow another."""
+        effects = self._takeovers.leave_line(plan_id)
+        run, ended = self._ledger.find_lone_run(plan_id), self._takeovers.recall(plan_id)
+        effects += take_in()
+        if run is not None and not run.requests:  # a plan that was to let others through, or that nobody waits for
+            self._ledger.end_run(run)
+        begun, dropped = self._takeovers.close(ended)
+        effects += dropped
+        return effects if begun is None else [*effects, *self._begin_in_line(begun, now_s)]
+
+    def _begin_in_line(self, run: Run, now_s: float) -> list[ev.Effect]:
+        """The plan of a run begins, behind C of those that have ended where that is on the same workers."""
+        plan = run.plan
+        if plan is not None and plan.stages[0] is Stage.DIFFUSE:
+            begins_s = self._pool.find_start_s(plan, now_s)
+            run.expect_diffuse_end(begins_s + run.num_steps * run.step_s)
+            run.open_from(begins_s)
+        return self._send_rest_ahead(run, now_s)
 
     def _take_in_finish(self, event: ev.StageFinished, now_s: float) -> list[ev.Effect]:
         ended = self._ledger.end_plan(event.plan_id, now_s)
@@ -115,16 +198,16 @@ class AssignmentRunner:
         return [effect for run in runs for effect in self._continue_run(plan, run, ran, num_steps, now_s)]
 
     def end_stopped_plan(self, event: ev.PlanStopped, now_s: float) -> list[ev.Effect]:
-        """A plan has ended that nobody waits for."""
-        taken_over = self._takeovers.recall(event.plan_id)
-        self._ledger.end_plan(event.plan_id, now_s)
-        return self._takeovers.close(taken_over)
+        """A plan has ended that nobody waits for, or had nothing to continue with."""
+        return self._end_in_line(event.plan_id, now_s, lambda: self._take_in_stop(event, now_s))
+
+    def _take_in_stop(self, event: ev.PlanStopped, now_s: float) -> list[ev.Effect]:
+        _, runs = self._ledger.end_plan(event.plan_id, now_s) or (None, [])
+        return [effect for run in runs for effect in self._ledger.requeue(run, "its plan had no inputs")]
 
     def fail_plan(self, event: ev.PlanFailed, now_s: float) -> list[ev.Effect]:
         """A plan has ended badly."""
-        self._takeovers.give_back(event.plan_id)
-        taken_over = self._takeovers.recall(event.plan_id)
-        return self._take_in_failure(event, now_s) + self._takeovers.close(taken_over)
+        return self._end_in_line(event.plan_id, now_s, lambda: self._take_in_failure(event, now_s))
 
     def _take_in_failure(self, event: ev.PlanFailed, now_s: float) -> list[ev.Effect]:
         known = self._ledger.find_plan(event.plan_id)
@@ -152,21 +235,23 @@ class AssignmentRunner:
         assignment: Assignment,
         requests: list[Request],
         now_s: float,
-        inherited: Mapping[str, int] | None = None,
+        inherited: Mapping[str, Inheritance] | None = None,
+        is_exact: bool = False,
     ) -> tuple[Run, list[tuple[Leg, float]]]:
         """The run, and the seconds of its legs after D. Raises `ProfileError` where those of any leg are not known.
-        `inherited`: see `Run.inherited`."""
+        `inherited`: see `Run.inherited`. `is_exact`: the steps in it are no estimates."""
         if requests[0].spec.whole:
             assignment = _make_whole(assignment)
         inherited = inherited or {}
+        begun = {name: part.steps_done for name, part in inherited.items()}
         left_of = [
-            request.spec.num_inference_steps - inherited.get(request.spec.request_id, request.steps_done)
+            request.spec.num_inference_steps - begun.get(request.spec.request_id, request.steps_done)
             for request in requests
         ]
         left = min(left_of)
         num_steps = left if assignment.num_steps is None else min(assignment.num_steps, left)
         finishing = left_of.count(num_steps)
-        if inherited:  # some may have another number of steps left: C is a plan of its own
+        if inherited and not is_exact:  # some may have another number of steps left: C is a plan of its own
             finishing = min(finishing, len(requests) - 1)
         is_encoded = all(request.encoded or request.spec.request_id in inherited for request in requests)
         specs = [request.spec for request in requests]
@@ -242,7 +327,8 @@ class AssignmentRunner:
         elif leg.stages == (Stage.DECODE,):
             self._pool.release(run.workers, run.run_id)
         self._pool.start(plan, expected_s, now_s)
-        return [ev.RunPlan(plan, reason)]
+        ahead = self._send_rest_ahead(run, now_s) if diffuses else []
+        return [ev.RunPlan(plan, reason), *ahead]
 
     # Plans have ended.
 
@@ -262,6 +348,11 @@ class AssignmentRunner:
             self._end_diffuse(plan, run, ran)
         elif run.yielding:
             self._return_to_queue(run, run.requests)
+        if run.decode_ahead is not None and run.requests:
+            if self._ledger.find_plan(run.decode_ahead.plan_id) is not None:
+                run.begin_decode_ahead()
+                return []
+            run.forget_decode_ahead()
         if run.legs and run.requests:
             stages = "".join(stage.letter for stage in plan.stages)
             return self._run_next_leg(run, now_s, f"{stages} of plan {plan.plan_id} is done")
@@ -272,12 +363,12 @@ class AssignmentRunner:
         """D's workers are free. Members with steps left wait for another dispatch, or are in the plan that takes over;
         the others continue with C."""
         self._pool.free(run.assignment.diffuse, run.run_id)
-        left = [request for request in run.requests if request.steps_left > 0]
-        if self._takeovers.find_successor(run) is not None and Stage.DIFFUSE in ran:
-            for request in left:
-                run.hand_on(request)
-        else:
-            self._return_to_queue(run, left)
+        for request in [request for request in run.requests if request.steps_left > 0]:
+            heir = self._takeovers.find_heir(run, request, plan.plan_id) if Stage.DIFFUSE in ran else None
+            if heir is not None:
+                run.hand_on(request, heir)
+            else:
+                self._return_to_queue(run, [request])
         if run.requests and not run.legs:
             run.add_decode(plan)
 
@@ -291,6 +382,12 @@ class AssignmentRunner:
         latency_s = now_s - request.arrival_s
         verdict = "in time" if latency_s <= request.slo_s else f"late by {latency_s - request.slo_s:.2f} s"
         return ev.Finish(request.spec.request_id, latency_s, request.slo_s, verdict)
+
+
+def _stop_line(line: Sequence[DispatchPlan], reason: str) -> list[ev.Effect]:
+    """Stop a plan, and those that follow it. The last is told first: else it could begin when the one before has
+    stopped, without the members that have left that in the meantime."""
+    return [ev.Yield(plan.plan_id, reason) for plan in reversed(line)]
 
 
 def _make_whole(assignment: Assignment) -> Assignment:

@@ -88,6 +88,10 @@ class Ledger:
             run.begin_plan(plan)
         self._plans[plan.plan_id] = (plan, tuple(runs))
 
+    def send_ahead(self, plan: DispatchPlan, run: Run) -> None:
+        """A plan that becomes that of a run when the one that it has now has ended."""
+        self._plans[plan.plan_id] = (plan, (run,))
+
     def correct_plan(self, run: Run, plan: DispatchPlan) -> None:
         """The plan of a run, which takes over another one, as it really is."""
         run.begin_taken_over(plan)

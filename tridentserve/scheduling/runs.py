@@ -133,6 +133,15 @@ class Request:
         self.run = None
 
 
+@dataclass(frozen=True, slots=True)
+class Inheritance:
+    """The part that a request has in a plan which has not ended when its next one is sent."""
+
+    plan: DispatchPlan
+    steps_done: int
+    """Denoising steps of the request that are expected to be done by the end of that plan."""
+
+
 @dataclass(slots=True)
 class Run:
     """An assignment that is being carried out, plan by plan. Only its own methods change it."""
@@ -159,14 +168,19 @@ class Run:
     """The time from which on its plan with D can be taken over: half a step after it was sent."""
     computed: bool = False
     """All its stages are done, and its workers are free; its results are not there yet."""
+    followers: list[Run] = field(default_factory=list)
+    """The runs whose plans have been sent behind its own, in their order, until that has ended: the one with which its
+    members go on, and the one in which others join them."""
     given: tuple[Request, ...] = ()
-    """The members that it has given to `successor`."""
-    successor: Run | None = None
-    """The run whose plan takes over its own, until that has ended."""
+    """The members that it has given to the last of its followers, which others join."""
+    head: Run | None = None
+    """The run behind whose plan its own has been sent, until that has ended."""
     predecessor: DispatchPlan | None = None
-    """The plan that its own plan takes over, until that has ended."""
-    inherited: Mapping[str, int] = field(default_factory=dict)
-    """Members that still run in that plan, and the denoising steps that they are expected to have done by its end."""
+    """The plan that its own plan takes over, until the head's has ended."""
+    inherited: Mapping[str, Inheritance] = field(default_factory=dict)
+    """Members that come from plans which have not ended."""
+    decode_ahead: DispatchPlan | None = None
+    """C of those that end with its plan with D, which has been sent behind that."""
 
     @property
     def spec(self) -> RequestSpec:
@@ -195,10 +209,11 @@ class Run:
 
     def _inherit_member(self, request: Request, push_to: WorkerId | None) -> PlanMember | None:
         """The part of a request that comes from the plan that is taken over; None for others."""
-        name, before = request.spec.request_id, self.predecessor
-        if before is None or (done := self.inherited.get(name)) is None:
+        name = request.spec.request_id
+        if self.predecessor is None or (part := self.inherited.get(name)) is None:
             return None
-        return PlanMember(name, (done, done + self.num_steps), before.plan_id, before.leader, push_to=push_to)
+        steps, before = (part.steps_done, part.steps_done + self.num_steps), part.plan
+        return PlanMember(name, steps, before.plan_id, before.leader, push_to=push_to, inherited=True)
 
     def begin_plan(self, plan: DispatchPlan) -> None:
         self.plan = plan
@@ -227,34 +242,56 @@ class Run:
             return False
         if self.spec.whole and Stage.DIFFUSE in self.plan.stages:
             return False
-        self.yielding = True
+        for run in (self, *self.followers):
+            run.yielding = True
         if Stage.DIFFUSE not in self.plan.stages:
             self.legs.clear()  # E ends as planned, what follows is decided anew
         return True
 
     @property
     def is_stopping(self) -> bool:
-        """True when it stops at its next step boundary, or has not begun and takes over at that of another."""
-        return self.yielding or self.predecessor is not None
+        """True when it stops at its next step boundary, or has not begun and follows another."""
+        return self.yielding or self.head is not None
 
-    def give_to(self, successor: Run) -> None:
-        """Its members belong to another run from now on, whose plan takes over its own."""
-        self.yielding, self.successor, self.given = True, successor, tuple(self.requests)
+    def follow(self, head: Run, plan: DispatchPlan) -> None:
+        """Its plan is sent behind this plan: that of another run, or of the run that follows it."""
+        self.head, self.predecessor = head, plan
+        head.followers.append(self)
+
+    def give_all(self) -> None:
+        """Its members belong to the last of its followers from now on, whose plan takes over its own. Those in between
+        have nothing to do."""
+        self.given = tuple(self.requests)
         self.requests.clear()
+        for run in (self, *self.followers[:-1]):
+            run.yielding = True
 
-    def hand_on(self, request: Request) -> None:
-        """A member continues in the plan that takes over."""
-        assert self.successor is not None
+    def hand_on(self, request: Request, follower: Run) -> None:
+        """A member continues in a follower's plan."""
         self.requests.remove(request)
-        self.successor.requests.append(request)
-        request.join(self.successor)
+        follower.requests.append(request)
+        request.join(follower)
 
     def take_back(self, request: Request) -> None:
-        """A member that its successor does not continue with."""
+        """A member that its follower does not continue with."""
         if request.run is not None:
             request.run.leave(request)
+        self.given = tuple(other for other in self.given if other is not request)
         self.requests.append(request)
         request.join(self)
+
+    def begin_behind(self, followers: Sequence[Run]) -> None:
+        """The plan before has ended, and these follow its own. The last of them has those members that others join."""
+        self.head, self.followers = None, list(followers)
+        for run in followers:
+            run.head = self
+
+    def end_line(self) -> list[Run]:
+        """Its plan has ended: none follows it any more. Returns those that did."""
+        followers, self.followers, self.given = self.followers, [], ()
+        for run in followers:
+            run.head = None
+        return followers
 
     def begin_taken_over(self, plan: DispatchPlan) -> None:
         """The plan that its own takes over has ended, and `plan` is its own with the steps that it really does."""
@@ -262,9 +299,18 @@ class Run:
         self.plan, self.num_steps, self.predecessor, self.inherited = plan, plan.num_steps, None, {}
         self.diffuse_end_s += left * self.step_s
 
-    def part_from_successor(self) -> None:
-        """The plan that was taken over has ended."""
-        self.successor, self.given = None, ()
+    def note_decode_ahead(self, plan: DispatchPlan) -> None:
+        """Its next leg, C, has been sent behind its plan."""
+        self.decode_ahead = plan
+
+    def forget_decode_ahead(self) -> None:
+        """That plan has ended without it."""
+        self.decode_ahead = None
+
+    def begin_decode_ahead(self) -> None:
+        """Its plan with D has ended, and the one that was sent ahead is its own."""
+        self.plan, self.decode_ahead = self.decode_ahead, None
+        self.legs.pop(0)
 
     def leave(self, request: Request) -> None:
         """A member is cancelled, has ended, or waits for another dispatch."""
@@ -285,7 +331,8 @@ class Run:
             stage = Stage.DIFFUSE if left > 0 or stages[-1] is Stage.DIFFUSE else Stage.DECODE
         done = self.num_steps - int(left + 0.999) if stage is not Stage.ENCODE else 0
         is_after = stage is Stage.DECODE and Stage.DIFFUSE not in stages
-        begun = self.inherited.get(request.spec.request_id, request.steps_done)
+        part = self.inherited.get(request.spec.request_id)
+        begun = part.steps_done if part is not None else request.steps_done
         return RunningRequest(
             spec=request.spec,
             arrival_s=request.arrival_s,

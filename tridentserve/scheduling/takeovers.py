@@ -1,4 +1,4 @@
-"""Plans that take over others at their next step boundary, so that requests join a batch without a round trip."""
+"""Plans that are sent behind others before these have ended: requests join a batch, or it goes on when some leave."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from tridentserve.stages import Stage
 
 
 class Takeovers:
-    """Members of a run whose plan is taken over belong to its successor at once. When the plan has ended they are
-    called back, so that its end is taken in as that of any other, and those with steps left are handed on."""
+    """The runs whose plans follow that of another run, its followers. The first may be the one with which the members
+    of a batch go on that have steps left when others end: it has no members before. The last may be the one in which
+    others join the batch: the members belong to it at once. When the plan of the run before has ended they are called
+    back, so that its end is taken in as that of any other, and those with steps left are handed on."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -31,55 +33,95 @@ class Takeovers:
             return None
         return run
 
-    def begin(self, run: Run, successor: Run) -> None:
-        """The plan of a run will be taken over by that of its successor."""
-        run.give_to(successor)
+    def begin(self, run: Run, follower: Run) -> None:
+        """The plan of a run will give way to that of its last follower, which has all its members."""
+        run.give_all()
         self._ledger.end_run(run)
-        self._ledger.begin_run(successor)
+        self._ledger.begin_run(follower)
 
     def recall(self, plan_id: int) -> Run | None:
-        """A plan has ended: its run has those members again which its successor still had. Returns the run if its plan
-        was to be taken over."""
+        """A plan has ended: its run has those members again which a follower still had. Returns the run if there are
+        followers."""
         run = self._ledger.find_lone_run(plan_id)
-        if run is None or run.successor is None:
+        if run is None or not run.followers or run.plan is None or run.plan.plan_id != plan_id:
             return None
         for request in run.given:
-            if request in run.successor.requests:  # it has not been cancelled
+            if request in run.followers[-1].requests:  # it has not been cancelled
                 run.take_back(request)
                 self._ledger.resume_run(run)
         return run
 
-    def give_back(self, plan_id: int) -> None:
-        """A plan has failed before it took over another: those of its members that run in the other one belong to that
-        one's run again, which stops at its next step boundary all the same."""
+    def leave_line(self, plan_id: int) -> list[ev.Effect]:
+        """A plan has ended before the one that it follows: those of the other's members that were to come through it
+        belong to the other's run again, which stops at its next step boundary all the same if it was to give way."""
         run = self._ledger.find_lone_run(plan_id)
-        before = self._ledger.find_lone_run(run.predecessor.plan_id) if run is not None and run.predecessor else None
-        if run is None or before is None or before.successor is not run:
-            return
-        for request in before.given:
-            if request in run.requests:
-                before.take_back(request)
-                self._ledger.resume_run(before)
-        before.part_from_successor()
-
-    def find_successor(self, run: Run | None) -> Run | None:
-        """The successor of a run, as long as its plan has not ended either."""
-        successor = run.successor if run is not None else None
-        if successor is None or successor.plan is None or successor.run_id not in self._ledger.runs:
-            return None
-        return successor if self._ledger.find_plan(successor.plan.plan_id) is not None else None
-
-    def close(self, run: Run | None) -> list[ev.Effect]:
-        """The end of the plan of a run has been taken in: its successor's plan has begun, or nobody is left in it. No
-        later plan of the run, C of those that have ended, is taken over."""
-        successor = self.find_successor(run)
-        if run is not None:
-            run.part_from_successor()
-        if successor is None or successor.plan is None:
+        head = run.head if run is not None else None
+        if run is None or head is None:
             return []
-        if not successor.requests:
-            return self._ledger.drop_run(successor, "its requests have ended")
-        begun = {request.spec.request_id: request.steps_done for request in successor.requests}
-        totals = {request.spec.request_id: request.spec.num_inference_steps for request in successor.requests}
-        self._ledger.correct_plan(successor, successor.plan.correct_steps(begun, totals))
-        return []
+        last = head.followers[-1]
+        for request in head.given:
+            if request in last.requests and (run is last or _find_input(last, request) == plan_id):
+                head.take_back(request)
+                self._ledger.resume_run(head)
+        head.followers.remove(run)
+        run.begin_behind(())
+        if not run.requests:
+            self._ledger.end_run(run)
+        if run is last or last.requests or last.run_id not in self._ledger.runs:
+            return []
+        return self._ledger.drop_run(last, "its requests have ended")
+
+    def find_heir(self, run: Run, request: Request, plan_id: int) -> Run | None:
+        """The follower of a run in which a request continues that has steps left when the run's plan ends; None where
+        no plan continues with it."""
+        able = (each for each in run.followers if each.run_id in self._ledger.runs)
+        return next((each for each in able if _find_input(each, request) == plan_id), None)
+
+    def close(self, run: Run | None) -> tuple[Run | None, list[ev.Effect]]:
+        """The end of the plan of a run has been taken in: the first follower's plan begins, or nobody is left in it.
+        Returns the follower if its plan is to be carried out to its end. No later plan of the run, C of those that have
+        ended, is taken over."""
+        if run is None:
+            return None, []
+        followers = run.end_line()
+        if not run.requests:
+            self._ledger.end_run(run)
+        # One whose requests have all been cancelled has been dropped, but not reported.
+        alive = [each for each in followers if each.run_id in self._ledger.runs]
+        if not alive:
+            return None, []
+        first, behind = alive[0], alive[1:]
+        first.begin_behind(behind)
+        if behind:
+            self._pass_on(first, behind[-1])
+            return None, []
+        if not first.requests:
+            return None, self._ledger.drop_run(first, "its requests have ended")
+        self._correct(first)
+        return first, []
+
+    def _pass_on(self, run: Run, follower: Run) -> None:
+        """The plan of a run begins, and gives way to that of a follower at once: its members belong to that one."""
+        if not run.requests:
+            return  # its report comes all the same
+        self._correct(run)
+        run.give_all()
+        self._ledger.end_run(run)
+        for request in run.given:
+            follower.requests.append(request)
+            request.join(follower)
+
+    def _correct(self, run: Run) -> None:
+        """The steps of a plan that begins are known."""
+        plan = run.plan
+        assert plan is not None
+        begun = {request.spec.request_id: request.steps_done for request in run.requests}
+        totals = {request.spec.request_id: request.spec.num_inference_steps for request in run.requests}
+        self._ledger.correct_plan(run, plan.correct_steps(begun, totals))
+
+
+def _find_input(run: Run, request: Request) -> int | None:
+    """The plan whose outputs a member of a run's plan begins with; None where it is no member."""
+    if run.plan is None:
+        return None
+    return next((each.input_id for each in run.plan.members if each.request_id == request.spec.request_id), None)

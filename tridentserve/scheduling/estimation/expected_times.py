@@ -54,6 +54,9 @@ class ExpectedTimes:
     def encode_s(self, specs: Sequence[RequestSpec], degree: int) -> float:
         return batch_seconds(self._times, specs, Stage.ENCODE, degree)
 
+    def decode_s(self, specs: Sequence[RequestSpec], degree: int) -> float:
+        return batch_seconds(self._times, specs, Stage.DECODE, degree)
+
     def decode_degree(self, model: str, leg: Leg) -> int:
         """The number of a leg's workers that run C; 1 for a leg without C."""
         return stage_degree(self._times, model, Stage.DECODE, len(leg.workers)) if Stage.DECODE in leg.stages else 1

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections import Counter, defaultdict
 from typing import Any
+
+import numpy as np
+from PIL import Image
 
 from tridentserve.engine.live.fleet import WorkerFleet
 from tridentserve.engine.live.handoff.remote_peer import RemotePeer
@@ -25,6 +29,10 @@ INPUTS = GenerationInputs(
     seed=7,
 )
 D = Stage.DIFFUSE
+# Steps enough that a plan is still running when it is told to pause after the first.
+LONG = 100
+WORKERS = ("w0", "w1", "w2", "w3")
+HANDOFF_BYTES = 4 << 20
 
 
 class Plans:
@@ -93,3 +101,13 @@ class Plans:
         ready = self.fleet._workers[worker_id].ready
         assert ready is not None
         return RemotePeer(handle.actor, ready.channel, None, "node")
+
+
+def pixels(image: bytes) -> np.ndarray[Any, Any]:
+    return np.asarray(Image.open(io.BytesIO(image)))
+
+
+async def forget(plans: Plans, request_id: str = "r") -> None:
+    """A request has ended with the latest plan."""
+    for worker_id in WORKERS:
+        plans.fleet.get_handle(worker_id).forget_request(request_id, plans.latest_id, with_checkpoints=True)

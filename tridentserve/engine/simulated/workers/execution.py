@@ -98,12 +98,14 @@ class Executor:
         run = self._runs.get(plan_id)
         if run is None or Stage.DIFFUSE not in run.plan.stages:
             return
-        if run.started_s is None:
+        if run.started_s is not None:
+            self._cut(run)
+        elif run.plan.takes_over is not None and run.plan.stages[0] is Stage.DIFFUSE:
+            run.num_steps = 0  # what it is given goes through it
+        else:
             self._leave(run)
             self._recorder.counts.yields += 1
             self._post(ev.StageFinished(plan_id, (), num_steps=0))
-        else:
-            self._cut(run)
 
     # A log is followed.
 
@@ -180,14 +182,20 @@ class Executor:
         if run.version != version:
             return
         now_s = run.started_s = self._agenda.now_s
-        if run.plan.takes_over is not None:
-            self._begin_taken_over(run)
+        if run.plan.takes_over is not None and not self._begin_taken_over(run):
+            self._agenda.call_at(now_s, self._end_without_inputs, run, run.version)
+            return
+        if run.num_steps is not None:
+            run.spans = (StageSpan(Stage.DIFFUSE, now_s, now_s, run.plan.workers, 0),)
+            self._enter_end(run, now_s)
+            return
         if failing := [each for each in self._options.failing if self._is_failed_by(each, run)]:
             after_s, names = min(each.after_s for each in failing), tuple(each.worker_id for each in failing)
             why = f"the device of {'+'.join(names)} is broken"
             self._agenda.call_at(now_s + after_s, self._fail, run, run.version, why, True, "worker_failed", names)
             return
-        if missing := self._handoff.list_missing(run.plan.members):
+        wanted = [member for member in run.plan.members if not self._recorder.has_ended(member.request_id)]
+        if missing := self._handoff.list_missing(wanted):
             self._fail_soon(run, f"the inputs of {', '.join(missing)} are gone", retry=True, code="worker_failed")
             return
         if (
@@ -220,19 +228,35 @@ class Executor:
         if self._contention is not None:
             self._agenda.call_at(spans[0].start_s, self._contention.begin, run, run.version)
 
-    def _begin_taken_over(self, run: PlanRun) -> None:
+    def _begin_taken_over(self, run: PlanRun) -> bool:
         """The plan that this one takes over has ended: its members begin where that has left them. Requests that it has
-        ended with are not part of this plan."""
+        ended with are not part of a plan with D, and those that it has not ended with of C alone. False where nobody is
+        left."""
         begun: dict[str, int] = {}
         for member, spec in zip(run.plan.members, run.specs, strict=True):
-            if member not in run.plan.inherited:
+            if not member.inherited:
                 begun[spec.request_id] = member.steps[0] if member.steps is not None else 0
+            elif member.steps is None:
+                if self._handoff.has_latents(member):
+                    begun[spec.request_id] = spec.num_inference_steps
             elif (steps_done := self._handoff.find_begun(member)) is not None:
                 begun[spec.request_id] = steps_done
-        totals = {spec.request_id: spec.num_inference_steps for spec in run.specs}
-        run.plan = run.plan.correct_steps(begun, totals)
+        if not begun:
+            return False
+        if Stage.DIFFUSE in run.plan.stages:
+            totals = {spec.request_id: spec.num_inference_steps for spec in run.specs}
+            run.plan = run.plan.correct_steps(begun, totals)
+        else:
+            run.plan = replace(run.plan, members=tuple(each for each in run.plan.members if each.request_id in begun))
         run.specs = tuple(spec for spec in run.specs if spec.request_id in begun)
         run.demand = self._times.estimate_demand(run.plan, run.specs)
+        return True
+
+    def _end_without_inputs(self, run: PlanRun, version: int) -> None:
+        """End a plan that has nothing to continue with."""
+        if run.version == version:
+            self._leave(run)
+            self._post(ev.PlanStopped(run.plan.plan_id))
 
     def _enter_end(self, run: PlanRun, end_s: float) -> None:
         run.version += 1
