@@ -20,10 +20,11 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from lib.benchmark import describe_run, print_result
+from lib.command_line import Parser
 from lib.evaluate.cells import Cell, NamedLoad, Settings, list_cells, list_unseen_cells
 from lib.evaluate.kept.store import Store
 from lib.evaluate.missing_cells import run_missing
-from lib.evaluate.options import parse_arguments
+from lib.evaluate.options import add_options, check_options
 from lib.evaluate.related_systems.offline_sets import OfflineQuestion
 from lib.evaluate.related_systems.settings import list_related_cells
 
@@ -32,7 +33,7 @@ from tridentserve.errors import TridentServeError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = parse_arguments(argv, __doc__)
+    arguments = _parse_arguments(argv)
     # Imported here: help and the processes that simulate need no pandas and no matplotlib.
     from lib.evaluate.related_systems.comparison import make_related_table, write_related
     from lib.evaluate.report import write_csv, write_markdown, write_report
@@ -173,6 +174,23 @@ def _extend_table(arguments: argparse.Namespace, settings: Settings, command: st
     rows = [row for one in tables for row in one.to_records()]
     print_result(run, {"cells": len(cells), "finished": finished, "rows": rows})
     return status
+
+
+def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = Parser(prog="evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser)
+    parser.add_quick(
+        models=["sd3-medium"],
+        workloads=["light"],
+        policies=["default", "b3"],
+        gpus=8,
+        duration_s=30.0,
+        requests=8,
+        jobs=1,
+    )
+    arguments = parser.parse_args(argv)
+    check_options(parser, arguments)
+    return arguments
 
 
 if __name__ == "__main__":

@@ -23,13 +23,14 @@ import torch
 from lib.benchmark import describe_run, print_result
 from lib.command_line import Parser, make_positive, parse_whole_number
 from lib.steps.qualities import PROMPTS, QUALITIES
-from lib.steps.reuse_training import Samples, fit, judge, prepare_to_record, record_run
+from lib.steps.reuse_training import Samples, fit, judge, record_run
 from lib.steps.small_unet import make_small_sdxl
 
 from tridentserve.errors import ModelFolderError, TridentServeError
 from tridentserve.models.step_cache import StepCache
 from tridentserve.pipelines import load_adapter
 from tridentserve.pipelines.adapters.sdxl import SDXLAdapter
+from tridentserve.pipelines.reuse.patch_pass import install_reuse
 from tridentserve.pipelines.reuse.predictor import FEATURES, FILE_NAME, write_predictor
 from tridentserve.requests import GenerationInputs, Shape
 from tridentserve.stages import Stage
@@ -99,7 +100,7 @@ def _record_runs(model: Path, options: argparse.Namespace) -> list[Samples]:
     adapter = load_adapter(model, frozenset({Stage.ENCODE, Stage.DIFFUSE}), device=options.device)
     if not isinstance(adapter, SDXLAdapter):
         raise ModelFolderError(f"{model} is of the family {adapter.family}; only models of sdxl have such a predictor")
-    prepare_to_record(adapter)
+    install_reuse(adapter.pipe.unet)
     runs = []
     for number in range(options.runs):
         side = options.sides[number % len(options.sides)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr
@@ -160,6 +160,10 @@ class GenerationRequest(BaseModel):
     def ignored(self) -> tuple[str, ...]:
         """The fields of the body that are known from other servers and have no effect here."""
         return self._ignored
+
+    def note_ignored(self, names: Iterable[str]) -> None:
+        """The body has held fields with these names, too, which have no effect here."""
+        self._ignored = tuple(sorted(names))
 
     @property
     def num_outputs(self) -> int:

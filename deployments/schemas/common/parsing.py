@@ -41,7 +41,7 @@ def parse_as(kind: type[Parsed], body: Any, strict: bool = True, lenient: bool =
         parsed = kind.model_validate({name: fields[name] for name in fields if name in known}, strict=strict)
     except ValidationError as error:
         raise _describe_first_problem(error) from None
-    parsed._ignored = tuple(sorted(foreign.intersection(fields) - GRANTED_FIELDS))
+    parsed.note_ignored(foreign.intersection(fields) - GRANTED_FIELDS)
     for name in parsed.ignored:
         log_ignored(name)
     return parsed

@@ -5,16 +5,33 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from lib.default_model import words
 
 MARGIN = 0.03
-KINDS = {"single": 0.22, "placed": 0.15, "pair": 0.43, "count": 0.2}
 # Of the combinations of what is shown, one in this many is never trained on: the judge's prompts are drawn from these.
 HELD_OUT_ONE_IN = 16
+
+
+@dataclass(frozen=True)
+class SceneMix:
+    """The frequencies of the kinds of scenes, and the least distances of their things."""
+
+    kinds: Mapping[str, float]
+    """Weights of the kinds."""
+    pair_gap: float
+    """The least gap between the two of a pair, in shares of the picture's shorter side."""
+    count_gap: float
+    """The least gap between things that are counted, which is a quarter of their diameter too."""
+
+
+# The judge's prompts come from the one, the pictures that are trained on from the other: these have wider gaps and more
+# things. Before them, what was wrong in large pictures were most of all things that touched.
+JUDGED = SceneMix({"single": 0.22, "placed": 0.15, "pair": 0.43, "count": 0.2}, pair_gap=0.04, count_gap=0.0)
+TRAINED = SceneMix({"single": 0.15, "placed": 0.1, "pair": 0.45, "count": 0.3}, pair_gap=0.1, count_gap=0.12)
 
 
 @dataclass(frozen=True)
@@ -36,7 +53,7 @@ class Thing:
 @dataclass(frozen=True)
 class DrawnScene:
     kind: str
-    """One of `KINDS`."""
+    """One of the kinds of a `SceneMix`."""
     things: tuple[Thing, ...]
     background: str
     relation: str | None = None
@@ -76,18 +93,18 @@ def draw_until(attempt: Callable[[], AnyScene | None], held_out: bool) -> AnySce
 
 
 def draw_scene(rng: random.Random, width: int, height: int, held_out: bool = False) -> DrawnScene:
-    """Draw a scene for a picture of `width` x `height` pixels, trained on or held out."""
-    shorter = min(width, height)
-    return draw_until(lambda: _try_scene(rng, width / shorter, height / shorter), held_out)
+    """Draw a scene for a picture of `width` x `height` pixels, trained on or held out for the judge."""
+    shorter, mix = min(width, height), JUDGED if held_out else TRAINED
+    return draw_until(lambda: _try_scene(rng, width / shorter, height / shorter, mix), held_out)
 
 
-def _try_scene(rng: random.Random, width: float, height: float) -> DrawnScene | None:
-    kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
+def _try_scene(rng: random.Random, width: float, height: float, mix: SceneMix) -> DrawnScene | None:
+    kind = rng.choices(list(mix.kinds), list(mix.kinds.values()))[0]
     background = rng.choice(["white", *words.BACKGROUNDS])
     if kind == "pair":
-        return _try_pair(rng, width, height, background)
+        return _try_pair(rng, width, height, background, mix.pair_gap)
     if kind == "count":
-        return _try_count(rng, width, height, background)
+        return _try_count(rng, width, height, background, mix.count_gap)
     size = rng.choice(list(words.SIZES))
     diameter = rng.uniform(*words.SIZES[size])
     position = rng.choice(list(words.POSITIONS)) if kind == "placed" else None
@@ -104,7 +121,7 @@ def _try_scene(rng: random.Random, width: float, height: float) -> DrawnScene | 
     )
 
 
-def _try_pair(rng: random.Random, width: float, height: float, background: str) -> DrawnScene | None:
+def _try_pair(rng: random.Random, width: float, height: float, background: str, least_gap: float) -> DrawnScene | None:
     """Two things that differ, one beside the other along the relation and nearly on one line across it."""
     relation = rng.choice(list(words.RELATIONS))
     right, down = words.RELATIONS[relation]
@@ -112,9 +129,9 @@ def _try_pair(rng: random.Random, width: float, height: float, background: str) 
     diameters = [rng.uniform(*words.SIZES[name]) for name in size_names]
     along, across = (width, height) if right else (height, width)
     free = along - sum(diameters) - 2 * MARGIN
-    if free < 0.05:
+    if free < least_gap + 0.01:
         return None
-    gap = rng.uniform(0.04, min(free, 0.3))
+    gap = rng.uniform(least_gap, min(free, 0.3))
     start = MARGIN + rng.uniform(0, free - gap)
     first, second = (0, 1) if right + down > 0 else (1, 0)
     centres = [0.0, 0.0]
@@ -135,7 +152,7 @@ def _try_pair(rng: random.Random, width: float, height: float, background: str) 
     return DrawnScene("pair", things, background, relation)
 
 
-def _try_count(rng: random.Random, width: float, height: float, background: str) -> DrawnScene | None:
+def _try_count(rng: random.Random, width: float, height: float, background: str, least_gap: float) -> DrawnScene | None:
     """Two to four equal things that do not touch."""
     number = rng.choice(list(words.NUMBERS))
     size = "medium" if number == 2 and rng.random() < 0.5 else "small"
@@ -145,7 +162,7 @@ def _try_count(rng: random.Random, width: float, height: float, background: str)
     for _ in range(60):
         reach = diameter / 2 + MARGIN
         place = (rng.uniform(reach, width - reach), rng.uniform(reach, height - reach))
-        if all(math.dist(place, other) > diameter * 1.25 for other in places):
+        if all(math.dist(place, other) > diameter + max(0.25 * diameter, least_gap) for other in places):
             places.append(place)
         if len(places) == number:
             things = tuple(Thing(shape, color, size, diameter, x, y, pick_turn(rng, shape)) for x, y in places)

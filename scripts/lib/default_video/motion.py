@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from lib.default_model import words
@@ -17,7 +18,9 @@ DIRECTION_WORDINGS = {
     "up": ("moving up", "moving upwards", "that moves up"),
     "down": ("moving down", "moving downwards", "that moves down"),
 }
-KINDS = {"one": 0.6, "two": 0.4}
+# Two things are harder than one, so that more of the clips that are trained on have two than of the judge's.
+JUDGED_KINDS = {"one": 0.6, "two": 0.4}
+TRAINED_KINDS = {"one": 0.3, "two": 0.7}
 # Of the picture's shorter side.
 _DIAMETERS = {"small": (0.2, 0.25), "medium": (0.3, 0.36)}
 _DISTANCE = (0.3, 0.55)
@@ -43,7 +46,7 @@ class MovingThing:
 @dataclass(frozen=True)
 class MovingScene:
     kind: str
-    """One of `KINDS`."""
+    """One of `JUDGED_KINDS`."""
     things: tuple[MovingThing, ...]
     """Their colors differ."""
     background: str
@@ -60,13 +63,13 @@ class MovingScene:
 
 
 def draw_motion(rng: random.Random, width: int, height: int, held_out: bool = False) -> MovingScene:
-    """Draw a moving scene for a clip of `width` x `height` pixels, trained on or held out."""
-    shorter = min(width, height)
-    return draw_until(lambda: _try_motion(rng, width / shorter, height / shorter), held_out)
+    """Draw a moving scene for a clip of `width` x `height` pixels, trained on or held out for the judge."""
+    shorter, kinds = min(width, height), JUDGED_KINDS if held_out else TRAINED_KINDS
+    return draw_until(lambda: _try_motion(rng, width / shorter, height / shorter, kinds), held_out)
 
 
-def _try_motion(rng: random.Random, width: float, height: float) -> MovingScene | None:
-    kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
+def _try_motion(rng: random.Random, width: float, height: float, kinds: Mapping[str, float]) -> MovingScene | None:
+    kind = rng.choices(list(kinds), list(kinds.values()))[0]
     background = rng.choice(["white", *words.BACKGROUNDS])
     things = tuple(_draw_thing(rng, width, height, background) for _ in range(2 if kind == "two" else 1))
     if len({part.thing.color for part in things}) < len(things) or _meet(things):

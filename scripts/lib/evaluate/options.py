@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 from dispatch.policies import POLICIES
@@ -16,23 +15,16 @@ from traces.workloads.unseen import FIRST_PUBLISHED_SEED
 from tridentserve.engine.simulated import SimulationOptions
 
 
-def parse_arguments(argv: Sequence[str] | None, description: str) -> argparse.Namespace:
-    """The options, of `sys.argv` for None. Ends the process with status 2 for some that do not go together."""
-    parser = Parser(prog="evaluate", description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: Parser) -> None:
+    """Add all options but `--quick`."""
     _add_cells(parser)
     _add_named_load(parser)
     _add_simulation(parser)
     add_offline_options(parser)
-    parser.add_quick(
-        models=["sd3-medium"],
-        workloads=["light"],
-        policies=["default", "b3"],
-        gpus=8,
-        duration_s=30.0,
-        requests=8,
-        jobs=1,
-    )
-    arguments = parser.parse_args(argv)
+
+
+def check_options(parser: Parser, arguments: argparse.Namespace) -> None:
+    """End the process with status 2 where options are given that do not go together."""
     if arguments.offline:
         if arguments.unseen is not None or arguments.related or arguments.shift or arguments.table:
             parser.error("--offline does not go together with --unseen, --related, --shift and --table")
@@ -52,7 +44,6 @@ def parse_arguments(argv: Sequence[str] | None, description: str) -> argparse.Na
         parser.error("--arrivals and --rate-scale are of workloads by name alone")
     if arguments.cells and not 0 <= min(arguments.cells) <= max(arguments.cells) < arguments.unseen:
         parser.error(f"--cells are numbers from 0 to {arguments.unseen - 1}, as --unseen is {arguments.unseen}")
-    return arguments
 
 
 def _add_cells(parser: Parser) -> None:

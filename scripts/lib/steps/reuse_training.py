@@ -14,7 +14,6 @@ from tridentserve.pipelines.adapters.sdxl import SDXLAdapter
 from tridentserve.pipelines.reuse.patch_pass import (
     PatchGrid,
     compute_blocks,
-    install_reuse,
     measure_change,
     use_patch_passes,
 )
@@ -51,8 +50,8 @@ class RunRecorder:
         patches = self._grid.list_tokens(height, tokens.shape[1] // height).to(tokens.device)
         for entering, added in self._past[number]:
             changes = [
-                measure_change(now, before, patches).flatten().numpy()
-                for now, before in ((tokens, entering), (leaving - tokens, added))
+                measure_change(new, old, patches).flatten().numpy()
+                for new, old in ((tokens, entering), (leaving - tokens, added))
             ]
             constants = [np.full_like(changes[0], value) for value in (place, self.step)]
             self.samples.append(np.stack([changes[0], *constants, changes[1]], axis=1))
@@ -61,7 +60,7 @@ class RunRecorder:
 
 
 def record_run(adapter: SDXLAdapter, inputs: GenerationInputs) -> Samples:
-    """Run an exact request, and compare its steps. Stacks of blocks must have been hooked (`prepare_to_record`)."""
+    """Run an exact request, and compare its steps. Stacks of blocks must have been hooked (`install_reuse`)."""
     state = adapter.prepare(adapter.encode(inputs), inputs)
     unet = adapter.pipe.unet
     grid = PatchGrid.choose(state.tensors["latents"].shape, len(unet.config.block_out_channels))
@@ -71,11 +70,6 @@ def record_run(adapter: SDXLAdapter, inputs: GenerationInputs) -> Samples:
         with use_patch_passes([recorder]):
             state = adapter.step(state)
     return np.concatenate(recorder.samples)
-
-
-def prepare_to_record(adapter: SDXLAdapter) -> None:
-    """Hook the stacks of the adapter's U-Net, once."""
-    install_reuse(adapter.pipe.unet)
 
 
 def fit(samples: Samples, seed: int) -> ReusePredictor:

@@ -7,11 +7,12 @@ from typing import cast
 
 import numpy as np
 import pytest
-from lib.steps.reuse_training import Samples, fit, judge, prepare_to_record, record_run
+from lib.steps.reuse_training import Samples, fit, judge, record_run
 
 from tests.pipelines.models import make_inputs, model_folder
 from tridentserve.pipelines import load_adapter
 from tridentserve.pipelines.adapters.sdxl import SDXLAdapter
+from tridentserve.pipelines.reuse.patch_pass import install_reuse
 from tridentserve.stages import Stage
 
 
@@ -41,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_runs_that_are_recorded_are_exact_and_teach_what_holds_in_others(folder: Path) -> None:
     adapter = cast(SDXLAdapter, load_adapter(folder, frozenset({Stage.ENCODE, Stage.DIFFUSE})))
-    prepare_to_record(adapter)
+    install_reuse(adapter.pipe.unet)
     first, again, other = (
         record_run(adapter, make_inputs(128, 128, steps=10, seed=seed, variant="sdxl")) for seed in (1, 1, 2)
     )

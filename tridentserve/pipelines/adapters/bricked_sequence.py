@@ -20,8 +20,8 @@ from tridentserve.packing.rings import plan_rings
 from tridentserve.parallel.collectives import CollectiveGroup
 from tridentserve.parallel.head_exchange import split_text
 from tridentserve.parallel.ring import SoftmaxSum, attend
-from tridentserve.pipelines.adapters.context_values import hold_value
 from tridentserve.pipelines.adapters.packed_sequence import PackedSequence, Stream, pack
+from tridentserve.pipelines.context_values import hold_value
 
 _GROUP: ContextVar[CollectiveGroup | None] = ContextVar("packing_group", default=None)
 

@@ -21,7 +21,7 @@ from tridentserve.pipelines.adapters.conditions import list_negative_prompts, li
 from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter
 from tridentserve.pipelines.adapters.timestep_shift import set_shifted_timesteps
 from tridentserve.pipelines.base import Tensors
-from tridentserve.pipelines.block_cache import JoinedStream
+from tridentserve.pipelines.reuse.block_cache import JoinedStream
 from tridentserve.requests import GenerationInputs, Shape
 
 

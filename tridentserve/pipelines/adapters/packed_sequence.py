@@ -23,8 +23,8 @@ import torch
 from tridentserve.errors import ConfigError
 from tridentserve.parallel.attention_calls import RedirectedAttention
 from tridentserve.parallel.head_exchange import join_text, split_text
-from tridentserve.pipelines.adapters.context_values import hold_value
 from tridentserve.pipelines.base import Tensors
+from tridentserve.pipelines.context_values import hold_value
 
 # The tokens that a module gets: of the images, of the texts, or of both, one after the other.
 Stream = Literal["image", "text", "joint"]

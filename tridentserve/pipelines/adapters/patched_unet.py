@@ -28,7 +28,7 @@ from diffusers.models.attention_processor import Attention
 from torch.nn import functional
 
 from tridentserve.errors import ConfigError
-from tridentserve.pipelines.adapters.context_values import hold_value
+from tridentserve.pipelines.context_values import hold_value
 
 _ACTIVE: ContextVar[PatchLayout | None] = ContextVar("patch_layout", default=None)
 

@@ -1,5 +1,5 @@
 """The caches of requests that do a step together: results of their last computed steps, as part of their states
-(`tridentserve.pipelines.block_cache`)."""
+(`tridentserve.pipelines.reuse.block_cache`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from tridentserve.parallel.guidance import PassShare
 from tridentserve.pipelines.adapters.denoising_request import DenoisingRequest
 from tridentserve.pipelines.base import CACHE_LIMIT, SKIPPED_STEPS
-from tridentserve.pipelines.block_cache import BlockResiduals, CachedPass, JoinedStream, use_block_cache
+from tridentserve.pipelines.reuse.block_cache import BlockResiduals, CachedPass, JoinedStream, use_block_cache
 
 # The names of a state's tensors, (passes, num_outputs, tokens, channels).
 _FIRST, _OTHERS = "cache.first", "cache.others"

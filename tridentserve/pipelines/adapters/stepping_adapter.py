@@ -18,13 +18,13 @@ from tridentserve.models.lora_files import LoraUse
 from tridentserve.parallel import sequence_parallel
 from tridentserve.parallel.guidance import share_passes
 from tridentserve.parallel.ulysses import get_current_group
-from tridentserve.pipelines import block_cache
 from tridentserve.pipelines.adapters.bricked_sequence import packed_over
 from tridentserve.pipelines.adapters.denoising_request import GENERATOR, LORAS, SCHEDULER_PREFIX, DenoisingRequest
 from tridentserve.pipelines.adapters.packed_sequence import NoiseCall, PackingAdapter
 from tridentserve.pipelines.adapters.step_caches import RequestCaches, StepCaches, may_skip
 from tridentserve.pipelines.base import DenoisingState, PipelineAdapter, Tensors
 from tridentserve.pipelines.lora.lora_cache import LoraCache
+from tridentserve.pipelines.reuse import block_cache
 from tridentserve.requests import Quality
 from tridentserve.stages import Stage
 

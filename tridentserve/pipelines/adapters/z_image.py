@@ -20,7 +20,7 @@ from tridentserve.pipelines.adapters.conditions import join_texts, list_negative
 from tridentserve.pipelines.adapters.image_start import ImageStartAdapter
 from tridentserve.pipelines.adapters.timestep_shift import compute_shift_mu, set_shifted_timesteps
 from tridentserve.pipelines.base import Tensors
-from tridentserve.pipelines.block_cache import JoinedStream
+from tridentserve.pipelines.reuse.block_cache import JoinedStream
 from tridentserve.requests import GenerationInputs, Shape
 
 # The stock pipeline's default. Longer prompts are cut.

@@ -1,1 +1,1 @@
-"""Patches of images whose results are used again at later steps."""
+"""Results of a denoising step that later ones use again: of whole blocks, or of patches of images."""

@@ -24,8 +24,8 @@ import torch
 from diffusers.models.transformers.transformer_2d import Transformer2DModel
 
 from tridentserve.errors import ConfigError
-from tridentserve.pipelines.adapters.context_values import hold_value
 from tridentserve.pipelines.adapters.patched_unet import PatchLayout, get_current_layout, without_layout
+from tridentserve.pipelines.context_values import hold_value
 from tridentserve.pipelines.reuse.predictor import ReusePredictor
 
 # The side of a patch, in latent pixels, where an image can be cut so; else the largest fraction by a power of two.

@@ -11,8 +11,8 @@ Blocks are hooked when the first such request comes. The hooks act inside `use_b
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +23,7 @@ from diffusers.models.transformers.transformer_hunyuan_video15 import HunyuanVid
 
 from tridentserve.parallel.head_exchange import join_text, split_text
 from tridentserve.parallel.ulysses import get_current_sharding
+from tridentserve.pipelines.context_values import hold_value
 
 # The blocks of the other families are known to diffusers.
 TransformerBlockRegistry.register(HunyuanVideo15TransformerBlock, TransformerBlockMetadata(0, 1))
@@ -127,14 +128,9 @@ class CachedPass:
 _ACTIVE: ContextVar[CachedPass | None] = ContextVar("block_cache", default=None)
 
 
-@contextmanager
-def use_block_cache(cached: CachedPass) -> Iterator[None]:
-    """Inside the context the hooked transformers run this pass."""
-    token = _ACTIVE.set(cached)
-    try:
-        yield
-    finally:
-        _ACTIVE.reset(token)
+def use_block_cache(cached: CachedPass) -> AbstractContextManager[None]:
+    """Have the hooked transformers run this pass."""
+    return hold_value(_ACTIVE, cached)
 
 
 def install(blocks: Sequence[torch.nn.Module]) -> None:
