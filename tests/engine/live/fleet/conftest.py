@@ -38,7 +38,9 @@ async def plans(ray_cluster: None, tiny_cache: Path) -> AsyncIterator[Plans]:
     lost: list[str] = []
     fleet = WorkerFleet(configs, ActorSpawner(0.1), lambda config: None, lambda worker_id, why: lost.append(why))
     await fleet.start()
-    yield Plans(fleet)
+    made = Plans(fleet)
+    yield made
     assert not lost
+    made.close()
     await fleet.stop()
     del store

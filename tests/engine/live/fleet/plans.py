@@ -43,6 +43,7 @@ class Plans:
         self.steps_told: Counter[int] = Counter()  # By plan, while it runs.
         self.previews: defaultdict[int, list[PreviewNote]] = defaultdict(list)  # By plan.
         self.latest_id = -1
+        self._peers: list[RemotePeer] = []
 
     def plan(self, stages: tuple[Stage, ...], workers: str, model: str = "sd3", **more: Any) -> DispatchPlan:
         """`more`: what else is to be said of the plan's only member, and of the plan."""
@@ -100,7 +101,13 @@ class Plans:
         handle = self.fleet.get_handle(worker_id)
         ready = self.fleet._workers[worker_id].ready
         assert ready is not None
-        return RemotePeer(handle.actor, ready.channel, None, "node")
+        self._peers.append(RemotePeer(handle.actor, ready.channel, None, "node"))
+        return self._peers[-1]
+
+    def close(self) -> None:
+        """Close the connections of all peers."""
+        for peer in self._peers:
+            peer.close()
 
 
 def pixels(image: bytes) -> np.ndarray[Any, Any]:
