@@ -11,7 +11,8 @@ from tridentserve.requests import RequestSpec
 from tridentserve.scheduling.estimation.plan_estimates import batch_seconds, stage_degree
 from tridentserve.scheduling.estimation.request_work import estimate_work
 from tridentserve.scheduling.estimation.step_shares import StepShares
-from tridentserve.scheduling.runs import Leg, Run
+from tridentserve.scheduling.runs.legs import Leg
+from tridentserve.scheduling.runs.run import Run
 from tridentserve.scheduling.workers.worker_pool import WorkerPool
 from tridentserve.stages import Stage
 

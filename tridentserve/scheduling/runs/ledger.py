@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from tridentserve.plans import DispatchPlan, WorkerId
 from tridentserve.protocols import PendingRequest
 from tridentserve.scheduling import events as ev
-from tridentserve.scheduling.runs import KeptOutput, Request, Run
+from tridentserve.scheduling.runs.request import KeptOutput, Request
+from tridentserve.scheduling.runs.run import Run
 from tridentserve.scheduling.workers.worker_pool import WorkerPool
 
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from tridentserve.protocols import Assignment
 from tridentserve.scheduling import events as ev
-from tridentserve.scheduling.ledger import Ledger
-from tridentserve.scheduling.runs import Request, Run
+from tridentserve.scheduling.runs.ledger import Ledger
+from tridentserve.scheduling.runs.request import Request
+from tridentserve.scheduling.runs.run import Run
 from tridentserve.stages import Stage
 
 
