@@ -13,11 +13,11 @@ from tridentserve.engine.simulated.result import PlanOutcome
 from tridentserve.engine.simulated.workers.actual_times import ActualTimes
 from tridentserve.engine.simulated.workers.checkpoints import SimulatedCheckpoints
 from tridentserve.engine.simulated.workers.contention import Contention
-from tridentserve.engine.simulated.workers.devices import Device, Devices, PlanRun
+from tridentserve.engine.simulated.workers.devices import Devices, PlanRun
 from tridentserve.engine.simulated.workers.handoff import Handoff
-from tridentserve.errors import OutOfMemoryError, ProfileError
-from tridentserve.plans import DispatchPlan, Replica, StageSpan, WorkerId
-from tridentserve.protocols import LoadSource
+from tridentserve.engine.simulated.workers.loading import SimulatedLoading
+from tridentserve.errors import ProfileError
+from tridentserve.plans import DispatchPlan, StageSpan, WorkerId
 from tridentserve.scheduling import events as ev
 from tridentserve.stages import Stage
 
@@ -45,6 +45,7 @@ class Executor:
         self._recorder = recorder
         self._post = post
         self._options = options
+        self._loading = SimulatedLoading(agenda, devices, times, recorder, post)
         self._contention = (
             Contention(agenda, options.slowdown, options.wide_slowdown, self._enter_end) if options.slowdown else None
         )
@@ -201,11 +202,11 @@ class Executor:
         if (
             self._options.decodes_in_tiles
             and run.demand.frugal is not None
-            and self._find_memory_error(run) is not None
+            and self._loading.find_memory_error(run) is not None
         ):
             run.demand = run.demand.frugal
             self._recorder.counts.frugal_plans += 1
-        if (error := self._find_memory_error(run)) is not None:
+        if (error := self._loading.find_memory_error(run)) is not None:
             self._recorder.counts.out_of_memory += 1
             self._fail_soon(run, str(error), retry=False, code=error.code)
             return
@@ -214,7 +215,7 @@ class Executor:
         used_bytes = []
         for device, demand in zip(run.devices, run.demand.ranks, strict=True):
             used_bytes.append(self._devices.make_room(device, demand))
-            prepared_s = max(prepared_s, self._load(device, demand.replicas))
+            prepared_s = max(prepared_s, self._loading.load(device, demand.replicas))
         run.used_bytes = tuple(used_bytes)
         end_s = now_s + prepared_s + self._take_group_seconds(run.plan)
         spans = []
@@ -263,49 +264,6 @@ class Executor:
         run.end_s = end_s
         self._agenda.call_at(end_s, self._end, run, run.version)
         self._checkpoints.enter(run)
-
-    def _find_memory_error(self, run: PlanRun) -> OutOfMemoryError | None:
-        for device, demand in zip(run.devices, run.demand.ranks, strict=True):
-            least_bytes = self._devices.least_bytes(demand)
-            if least_bytes > device.spec.memory_bytes:
-                stages = "".join(replica.stage.letter for replica in demand.replicas)
-                return OutOfMemoryError(
-                    f"out of memory: {stages} of {run.plan.model} for {len(run.specs)} x {run.specs[0].shape} at "
-                    f"degree {run.plan.degree} needs {least_bytes} bytes on {device.worker_id} ({demand.peak_bytes} of "
-                    f"them for activations), which has {device.spec.memory_bytes}"
-                )
-        return None
-
-    def _load(self, device: Device, replicas: tuple[Replica, ...]) -> float:
-        """Make the replicas resident on one worker, which has room for them; returns the seconds until they are."""
-        total_s = 0.0
-        for replica in replicas:
-            if replica in device.resident:
-                continue
-            source = self._devices.source(device, replica)
-            seconds = self._times.load_seconds(replica, source)
-            total_s += seconds
-            self._agenda.call_at(
-                self._agenda.now_s + total_s, self._finish_load, device, device.incarnation, replica, source, seconds
-            )
-        device.loading_until_s = self._agenda.now_s + total_s
-        return total_s
-
-    def _finish_load(
-        self, device: Device, incarnation: int, replica: Replica, source: LoadSource, seconds: float
-    ) -> None:
-        if not device.alive or device.incarnation != incarnation or replica in device.resident:
-            return
-        self._devices.add(device, replica)
-        num_bytes = self._times.weights_bytes(replica)
-        counts = self._recorder.counts
-        counts.loads += 1
-        counts.load_bytes += num_bytes
-        counts.load_seconds += seconds
-        # What left in between and is back now was never missed.
-        evicted = tuple(other for other in device.evicted if other != replica)
-        device.evicted.clear()
-        self._post(ev.ReplicaLoaded(device.worker_id, replica, evicted, source, num_bytes, seconds))
 
     def _take_group_seconds(self, plan: DispatchPlan) -> float:
         if plan.group is None or plan.group in self._groups:
