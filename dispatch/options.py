@@ -111,8 +111,8 @@ class DispatchOptions:
         default=(),
         description="Models of which requests of different sizes may share denoising steps too, on one worker, in "
         "batches of up to `max_batch`, where the profile says that packed steps take less time than steps one by one. "
-        "Their families are to be `sd3`, `flux`, `wan` or `sdxl`. Policies that do not solve an integer program ignore "
-        "it.",
+        "Their families are to be `sd3`, `flux`, `wan` or `sdxl`. Of the policies that do not solve an integer program "
+        "`dit-serve*` and `patchedserve` do so too; the others ignore it.",
     )
     ring_sizes: tuple[str, ...] = Field(
         default=(),

@@ -44,6 +44,9 @@ class PlanMember:
     """The inputs are the checkpoint that plan `input_id` made after step `steps[0]`, not its outputs."""
     push_to: WorkerId | None = None
     """The leader of the request's next plan, to which the outputs go at once."""
+    inherited: bool = False
+    """Its inputs come from a plan that has not ended when this one is sent (see `DispatchPlan.takes_over`): its `steps`
+    are an estimate, and it is left out where those inputs are not what this plan works on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +82,10 @@ class DispatchPlan:
     saves: CheckpointSteps | None = None
     """Checkpoints that the plan makes during D, against the loss of a worker; None: it makes none."""
     takes_over: int | None = None
-    """A plan of the same workers which gives way to this one at its next step boundary. Its members that have steps
-    left then are members here too, with it as their `input_id`. Nobody knows that boundary before: the steps of the
-    members are an estimate, and those that have no steps left are not part of this plan (`correct_steps`)."""
+    """A plan of the same workers behind which this one is sent before that has ended, and whose requests it continues
+    with. Where others join a batch the plan before gives way at its next step boundary, which nobody knows: the steps
+    of the members are an estimate (`correct_steps`). Of the members that are `inherited`, D continues with those that
+    have steps left then, and C with those that have none; the others are not part of this plan."""
 
     @property
     def is_warm_up(self) -> bool:
@@ -123,10 +127,8 @@ class DispatchPlan:
 
     @property
     def inherited(self) -> tuple[PlanMember, ...]:
-        """The members that come from the plan that this one takes over."""
-        if self.takes_over is None:
-            return ()
-        return tuple(member for member in self.members if member.input_id == self.takes_over)
+        """The members that come from the plan that this one takes over, or from the one before that."""
+        return tuple(member for member in self.members if member.inherited)
 
     def correct_steps(self, begun: Mapping[str, int], totals: Mapping[str, int]) -> DispatchPlan:
         """The same plan where its members begin after the steps `begun`, by request id; those that are not named are

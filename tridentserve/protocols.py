@@ -161,6 +161,10 @@ class Assignment:
     """The requests are all those of one running batch, and others that join it: they continue together on its workers,
     in its order, from its next step boundary on, with no round trip in between. Ignored where the batch has no such
     boundary any more, or is being stopped or taken over already; those that were to join it wait."""
+    goes_on: bool = False
+    """Where some of a batch have done all their steps, the others go on together on its workers, with no round trip in
+    between, as if the policy had decided so; others may join them, and they may be stopped. Otherwise they wait for a
+    new assignment."""
 
 
 @dataclass(frozen=True, slots=True)

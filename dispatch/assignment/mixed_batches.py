@@ -20,11 +20,11 @@ from tridentserve.scheduling.estimation.plan_estimates import PACKED_PEAK_FACTOR
 from tridentserve.stages import Stage
 
 # A request joins where a step with it takes less than this share of the steps apart: predictions err by a few percent.
-_WORTHWHILE = 0.95
+WORTHWHILE = 0.95
 # Rings leave a worker with more than the mean of all: a little more than this many times as much, at the most.
-_RING_UNEVENNESS = 2
+RING_UNEVENNESS = 2
 # Requests that keep to these share packed steps: no LoRA, `exact`, and not alone.
-_PLAIN = ("exact", 1.0, None)
+PLAIN = ("exact", 1.0, None)
 
 
 class MixedBatches:
@@ -75,7 +75,7 @@ class MixedBatches:
     def _can_be_mixed(self, work: Work, chosen: Candidate) -> bool:
         """Packed steps run on one worker, or on a group where each request may have a ring. They hold all stages."""
         models = self._models if chosen.group.degree == 1 else self._ring_models
-        return _stays(chosen) and work.model in models and work.batch_key == _PLAIN
+        return _stays(chosen) and work.model in models and work.batch_key == PLAIN
 
     def _list_like(self, work: Work) -> Iterator[tuple[PendingRequest, Work]]:
         """The requests that differ from some work in their size alone, or in their priority too."""
@@ -97,7 +97,7 @@ class MixedBatches:
         largest, degree = max(shapes, key=lambda shape: shape.tokens), before.group.degree
         found = self._find(work._replace(shape=largest, batch=len(shapes)), before)
         # What has the memory for so many of the largest has it for smaller ones.
-        peaks = PACKED_PEAK_FACTOR * len(shapes) * (1 if degree == 1 else _RING_UNEVENNESS)
+        peaks = PACKED_PEAK_FACTOR * len(shapes) * (1 if degree == 1 else RING_UNEVENNESS)
         if found is None or self._find(work._replace(shape=largest, batch=peaks), before) is None:
             return None
         try:
@@ -113,7 +113,7 @@ class MixedBatches:
             return None
         apart_s = before.diffuse_s + work.num_steps * joining_s
         diffuse_s = work.num_steps * step_s
-        if diffuse_s >= _WORTHWHILE * apart_s:
+        if diffuse_s >= WORTHWHILE * apart_s:
             return None
         return found._replace(diffuse_s=diffuse_s, decode_s=decode_s)
 

@@ -14,7 +14,7 @@ from tridentserve.load import LoadShare
 from tridentserve.plans import PlacementPlan
 from tridentserve.protocols import Dispatcher, StageTimes
 from tridentserve.requests import RequestSpec
-from tridentserve.scheduling.auxiliary_queues import DecodeOrder
+from tridentserve.scheduling.runs.auxiliary_queues import DecodeOrder
 from tridentserve.scheduling.scheduler import SchedulerOptions
 
 

@@ -16,9 +16,9 @@ from tridentserve.plans import DispatchPlan, PlacementPlan, Replica, StageSpan
 from tridentserve.protocols import Assignment, ClusterView, Decisions, Preemption, Refusal, StageReport, WorkerView
 from tridentserve.requests import RequestSpec
 from tridentserve.scheduling import events as ev
-from tridentserve.scheduling.auxiliary_queues import DecodeOrder
 from tridentserve.scheduling.decision_log import LogEntry, decode_entry, encode_entry
-from tridentserve.scheduling.runs import merge_legs
+from tridentserve.scheduling.runs.auxiliary_queues import DecodeOrder
+from tridentserve.scheduling.runs.legs import merge_legs
 from tridentserve.scheduling.scheduler import Scheduler, SchedulerOptions
 from tridentserve.stages import PlacementType, Stage
 from tridentserve.testing import MODEL, make_request

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from tridentserve.scheduling import events as ev
-from tridentserve.scheduling.ledger import Ledger
+from tridentserve.scheduling.runs.ledger import Ledger
 from tridentserve.scheduling.workers.worker_pool import WorkerPool
 
 

@@ -9,6 +9,7 @@ from enum import StrEnum
 from tridentserve.plans import DispatchPlan, StageSpan
 from tridentserve.requests import RequestSpec
 from tridentserve.scheduling import events as ev
+from tridentserve.stages import Stage
 
 
 class RequestState(StrEnum):
@@ -56,6 +57,11 @@ class RequestRecord:
         """Seconds from arrival to the start of the first stage; 0 when none has ended yet."""
         return max(0.0, self.timeline[0].start_s - self.arrival_s) if self.timeline else 0.0
 
+    @property
+    def is_denoised(self) -> bool:
+        """True where its timeline has all its denoising steps."""
+        return sum(span.steps or 0 for span in self.timeline) >= self.spec.num_inference_steps
+
     def stage_seconds(self) -> dict[str, float]:
         """Seconds per stage, added up over the runs of it."""
         totals: dict[str, float] = {}
@@ -96,7 +102,9 @@ class RequestRecords:
         if plan is None:
             return
         for request_id in plan.request_ids:
-            if (record := self.records.get(request_id)) is not None:
+            record = self.records.get(request_id)
+            # One that had all its steps when the plan began was not part of it.
+            if record is not None and not (Stage.DIFFUSE in plan.stages and record.is_denoised):
                 record.timeline += event.spans
 
     def _save_timeline(self, event: ev.CheckpointSaved) -> None:

@@ -27,16 +27,17 @@ from tridentserve.protocols import (
 )
 from tridentserve.requests import RequestSpec
 from tridentserve.scheduling import events as ev
-from tridentserve.scheduling.assignment_runner import AssignmentRunner
-from tridentserve.scheduling.auxiliary_queues import DecodeOrder, DecodeQueue, EncodeQueue, OtherPlaces
-from tridentserve.scheduling.checkpoint_schedule import CheckpointSchedule
 from tridentserve.scheduling.estimation.expected_times import DEFAULT_SLO_SCALE, ExpectedTimes
-from tridentserve.scheduling.ledger import Ledger
 from tridentserve.scheduling.model_states import ModelStates
 from tridentserve.scheduling.prediction.less_work import find_less_work
 from tridentserve.scheduling.prediction.predictor import Predictor, Quote, RequestOutlook
 from tridentserve.scheduling.prediction.scene import SharingRules
-from tridentserve.scheduling.runs import LazyViews, Request
+from tridentserve.scheduling.runs.assignment_runner import AssignmentRunner
+from tridentserve.scheduling.runs.auxiliary_queues import DecodeOrder, DecodeQueue, EncodeQueue, OtherPlaces
+from tridentserve.scheduling.runs.checkpoint_schedule import CheckpointSchedule
+from tridentserve.scheduling.runs.lazy_views import LazyViews
+from tridentserve.scheduling.runs.ledger import Ledger
+from tridentserve.scheduling.runs.request import Request
 from tridentserve.scheduling.watching.cell_load import summarize_load
 from tridentserve.scheduling.watching.cluster_state import ClusterState
 from tridentserve.scheduling.watching.describing import describe_present

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tridentserve.errors import ProfileError
-from tridentserve.protocols import PendingRequest, StageTimes
+from tridentserve.protocols import PendingRequest, RunningRequest, StageTimes
 from tridentserve.requests import RequestSpec
 from tridentserve.scheduling.estimation.plan_estimates import stage_seconds
 from tridentserve.stages import Stage
 
 
-def count_steps_left(request: PendingRequest) -> int:
+def count_steps_left(request: PendingRequest | RunningRequest) -> int:
     return request.spec.num_inference_steps - request.steps_done
 
 

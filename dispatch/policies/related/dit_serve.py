@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from dispatch.options import DispatchOptions
 from dispatch.policies.greedy.placements import co_locate
 from dispatch.policies.policy import Policy, PolicyContext, register_policy
 from dispatch.policies.related.job_orders import JOB_ORDERS, JobOrder, compute_length
-from dispatch.policies.step_level.dispatcher import StepLevelDispatcher, StepTick
+from dispatch.policies.step_level.dispatcher import KindQueue, StepLevelDispatcher, StepTick
 from dispatch.policies.step_level.running_batches import RunningBatch, find_running_batches, let_join
 from dispatch.policies.step_level.worker_picker import WorkerPicker
 from profiler.cost_model import LARGEST_BATCH
@@ -58,15 +58,17 @@ class DitServe(StepLevelDispatcher):
     widest one.
 
     A request that waits starts on idle workers together with others of its kind; else it joins a running batch of its
-    kind at its next step boundary; else batches that come after it in the
-    order are stopped for it, and nobody after it gets the workers of its ring meanwhile. So the batch changes at the
-    boundaries where the paper's would, and others cost nothing. Where idle workers are too few for a ring and nothing
-    can be stopped, one step is run on a narrower ring.
+    kind at its next step boundary; else batches that come after it in the order are stopped for it, and nobody after it
+    gets the workers of its ring meanwhile. When some of a batch have ended, the others go on. So the batch changes at
+    the boundaries where the paper's would, and others cost nothing. Where idle workers are too few for a ring and
+    nothing can be stopped, one step is run on a narrower ring.
 
-    Left out: rings of different lengths that overlap on the same workers within one batch (plans have their workers to
-    themselves here; with `dispatch.ring_sizes` the policy `tridentserve` forms such batches), so that only requests of
-    one shape share a batch, which rarely pays for videos; and C split over workers (appendix A.2). A ring is never
-    wider than the fastest degree. The largest batch is 8, the paper's is 5 (4.2).
+    Requests of several sizes share a batch where `dispatch.pack_sizes` and `ring_sizes` name their model and the
+    profile says that it pays: the ring of the batch is that of its longest member, and each shorter one has a part of
+    it (Brick Attention). Shorter ones start with a longer one, or join it at a boundary.
+
+    Left out: C split over workers (appendix A.2). A ring is never wider than the fastest degree. The largest batch is
+    8, the paper's is 5 (4.2).
     """
 
     def __init__(self, times: StageTimes, options: DispatchOptions | None, order: JobOrder) -> None:
@@ -128,7 +130,7 @@ class _DitPool:
         self._longest = longest
         self._order = order
         self._rings: dict[tuple[int, bool], int] = {}
-        self._of_kind: defaultdict[int, list[RunningBatch]] = defaultdict(list)
+        self._of_kind: defaultdict[int | None, list[RunningBatch]] = defaultdict(list)
         self._victims: list[_Victim] = []
         self._in_node: defaultdict[WorkerId, list[_Victim]] = defaultdict(list)
         for batch in running:
@@ -148,12 +150,19 @@ class _DitPool:
             members = [first]
             ring = self._find_ring(first)
             self._tick.grow(members, queue.values(), self._index, ring, strict=False)
-            started = self._start(members, ring) or (
-                not (self._join(members) or self._displace(members, ring)) and self._start_narrower(members, ring)
-            )
+            alike = len(members)
+            shorter = (each for each in self._list_waiting(waiting, queues) if self._find_ring(each) <= ring)
+            self._tick.mix(members, shorter, self._index, ring, strict=False)
+            started = self._start(members, ring)
+            if not started:
+                del members[alike:]  # they wait for workers, or a batch, of their own
+                if joining := self._join(members) or self._mix_in(first, self._list_waiting(waiting, queues)):
+                    self._leave_queues(joining, queues)
+                    queue.clear()
+                    continue
+                started = not self._displace(members, ring) and self._start_narrower(members, ring)
             if started:
-                for member in members[1:]:
-                    del queue[member.spec.request_id]
+                self._leave_queues(members, queues)
             else:  # the others of its kind wait with it: what it waits for is for them too
                 queue.clear()
         joins = let_join((each.batch for each in self._victims), self._tick, self._index, "dit-serve")
@@ -180,22 +189,50 @@ class _DitPool:
             return False
         measure = f"{self._order.measure(members[0]):.0f} {self._order.unit}"
         reason = f"dit-serve: batch of {len(members)} on a ring of {ring}, {measure}"
-        self.assignments.append(self._tick.build_assignment(members, candidate, workers, reason, num_steps))
+        made = self._tick.build_assignment(members, candidate, workers, reason, num_steps)
+        self.assignments.append(replace(made, goes_on=num_steps is None))
         return True
 
     def _start_narrower(self, members: Sequence[PendingRequest], ring: int) -> bool:
         candidates = self._tick.find_batch_candidates(members, self._index)
         return any(self._start(members, degree, 1) for degree in sorted(candidates, reverse=True) if degree < ring)
 
-    def _join(self, members: Sequence[PendingRequest]) -> bool:
-        """Step-level batching (section 3.2): as many as there is room for into a batch of their kind."""
+    def _join(self, members: Sequence[PendingRequest]) -> Sequence[PendingRequest]:
+        """Step-level batching (section 3.2): as many as there is room for into a batch of their kind. Returns those
+        that join."""
         spec = members[0].spec
         for batch in self._of_kind[self._tick.kinds[spec.request_id]]:
             limit = self._tick.find_batch_limit(spec, self._index, len(batch.workers))
-            if batch.size < limit and batch.workers not in self._claimed:
-                batch.joining += members[: limit - batch.size]
-                return True
-        return False
+            if batch.size < limit and batch.workers not in self._claimed and batch.is_of_one_kind(self._tick):
+                joining = members[: limit - batch.size]
+                batch.joining += joining
+                return joining
+        return ()
+
+    def _leave_queues(self, served: Iterable[PendingRequest], queues: Mapping[int, KindQueue]) -> None:
+        for request in served:
+            queues[self._tick.kinds[request.spec.request_id]].pop(request.spec.request_id, None)
+
+    def _list_waiting(
+        self, waiting: Sequence[PendingRequest], queues: Mapping[int, KindQueue]
+    ) -> Iterator[PendingRequest]:
+        """Those that wait in their queue, in their order."""
+        return (each for each in waiting if each.spec.request_id in queues[self._tick.kinds[each.spec.request_id]])
+
+    def _mix_in(self, first: PendingRequest, others: Iterable[PendingRequest]) -> list[PendingRequest]:
+        """Brick Attention (section 3.3.2): into a batch of another size whose ring is at least as wide, with others
+        where it pays with these. Returns those that join."""
+        waiting = [first, *(each for each in others if each is not first)]
+        for victim in self._victims:
+            batch = victim.batch
+            degree = len(batch.workers)
+            if batch.workers in self._claimed or degree < self._find_ring(first):
+                continue
+            able = (each for each in waiting if self._find_ring(each) <= degree)
+            if joining := list(batch.find_joining(able, self._tick, self._index)):
+                batch.joining += joining
+                return joining
+        return []
 
     def _displace(self, members: Sequence[PendingRequest], ring: int) -> bool:
         """Batches of one node that come after them, the last first, until the ring has room with the idle workers,

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 
 from dispatch.policies.greedy.placements import co_locate
@@ -36,12 +37,14 @@ class PatchedServe(StepLevelDispatcher):
     relaxed, by how much their kind gains from batching. Each starts on idle workers, else joins the active batch of its
     kind if no member of that gets late because of it (the schedulability test). One that would be late even alone and
     at once is refused. What has begun is neither refused nor displaced: a request joins a batch at its next step
-    boundary, on its workers.
+    boundary, on its workers, and the others go on when some have ended.
 
-    Left out: batches of mixed sizes by patches and the patch cache (sections 4 and 5), which change the result; batches
-    here are of equal shape, and what this policy gains it gains by its order, its schedulability test and its refusals.
-    Each worker set takes from one queue; the paper gives a request to a GPU when it arrives (8.2). The cost model takes
-    the place of the latency predictor (section 6.1).
+    Requests of several sizes share a batch where `dispatch.pack_sizes` names their model and the profile says that it
+    pays: as one packed sequence, or in patches whose result is that of the whole (section 4).
+
+    Left out: the patch cache (section 5), which changes the result. Each worker set takes from one queue; the paper
+    gives a request to a GPU when it arrives (8.2). The cost model takes the place of the latency predictor (section
+    6.1).
     """
 
     def decide(self, view: ClusterView) -> Decisions:
@@ -91,10 +94,11 @@ class _PatchedPool:
         self.assignments: list[Assignment] = []
         self.preemptions: list[Preemption] = []
         self.served: set[str] = set()
+        self._queues: tuple[Mapping[int, KindQueue], ...] = ()
         self._tick = tick
         self._index = index
         self._picker = picker
-        self._active: defaultdict[int, list[RunningBatch]] = defaultdict(list)
+        self._active: defaultdict[int | None, list[RunningBatch]] = defaultdict(list)
         for batch in active:
             self._active[batch.kind].append(batch)
 
@@ -103,19 +107,20 @@ class _PatchedPool:
 
     def resume(self, begun: Sequence[PendingRequest], waiting: Sequence[PendingRequest]) -> None:
         """Batches that were stopped resume first, on their workers if these are idle, with the requests that join."""
-        stopped, queues = self._tick.find_queues(begun), self._tick.find_queues(waiting)
+        stopped, queues = self._queues = self._tick.find_queues(begun), self._tick.find_queues(waiting)
         for first in begun:
             kind = self._tick.kinds[first.spec.request_id]
             if first.spec.request_id in stopped[kind]:
-                self._start(first, stopped[kind], queues[kind])
+                self._start(first, stopped[kind], queues[kind], beside=self._list_waiting(begun))
 
     def admit(self, waiting: Sequence[PendingRequest]) -> None:
         """Algorithm 1 for the requests that wait."""
         ordered = sorted(filter(self.can_run, waiting), key=self._order)
         queues = self._tick.find_queues(ordered)
+        self._queues = (queues,)
         for request in ordered:
             queue = queues[self._tick.kinds[request.spec.request_id]]
-            if request.spec.request_id in queue and not self._start(request, {}, queue):
+            if request.spec.request_id in queue and not self._start(request, {}, queue, self._list_waiting(ordered)):
                 self._join(request)
         batches = (batch for batches in self._active.values() for batch in batches)
         joins = let_join(batches, self._tick, self._index, "patchedserve")
@@ -138,9 +143,20 @@ class _PatchedPool:
         together = self._tick.find_candidates(request.spec, self._index, batch).get(degree)
         return 1.0 - together.step_s / batch / alone.step_s if together is not None and alone.step_s else 0.0
 
-    def _start(self, first: PendingRequest, begun: KindQueue, waiting: KindQueue) -> bool:
-        """Start a request on its workers or on idle ones, in one batch with all requests of its kind that may join it.
-        They leave their queues."""
+    def _list_waiting(self, ordered: Sequence[PendingRequest]) -> Iterator[PendingRequest]:
+        return (each for each in ordered if each.spec.request_id not in self.served)
+
+    def _start(
+        self,
+        first: PendingRequest,
+        begun: KindQueue,
+        waiting: KindQueue,
+        others: Iterable[PendingRequest] = (),
+        beside: Iterable[PendingRequest] = (),
+    ) -> bool:
+        """Start a request on its workers or on idle ones, in one batch with all requests of its kind that may join it,
+        and with `others` of other sizes where no more workers are idle. Of those `beside` it, which have begun, it
+        takes the ones of its worker. They leave their queues."""
         alone = _find_narrowest(self._tick, first, self._index)
         if alone is None or self._picker.num_idle < (degree := alone.degree):
             return False
@@ -154,21 +170,32 @@ class _PatchedPool:
         far = (other for other in begun.values() if other.held_by != first.held_by)
         self._tick.grow(members, chain(near, far), self._index, degree, strict=False)
         self._tick.grow(members, waiting.values(), self._index, degree, strict=True)
+        mine = (other for other in beside if other.held_by == first.held_by)
+        self._tick.mix(members, mine, self._index, degree, strict=False)
+        if not self._picker.num_idle:
+            self._tick.mix(members, others, self._index, degree, strict=True)
         candidate = self._tick.find_batch_candidates(members, self._index)[degree]
         slack_s = first.deadline_s - self._tick.expected_finish_s(first, candidate)
         reason = f"patchedserve: batch of {len(members)}, {slack_s:.2f} s of slack"
-        self.assignments.append(self._tick.build_assignment(members, candidate, workers, reason))
+        made = self._tick.build_assignment(members, candidate, workers, reason)
+        self.assignments.append(replace(made, goes_on=True))
         for member in members:
             self.served.add(member.spec.request_id)
-            begun.pop(member.spec.request_id, None)
-            waiting.pop(member.spec.request_id, None)
+            for queues in self._queues:
+                queues[self._tick.kinds[member.spec.request_id]].pop(member.spec.request_id, None)
         return True
 
     def _join(self, request: PendingRequest) -> None:
-        """Into the smallest active batch of its kind that stays in time with it."""
-        for batch in sorted(self._active[self._tick.kinds[request.spec.request_id]], key=lambda batch: batch.size):
-            limit = self._tick.find_batch_limit(request.spec, self._index, len(batch.workers))
-            if batch.size < limit and self._is_schedulable(batch, request):
+        """Into the smallest active batch that stays in time with it, one of its kind before those of other sizes."""
+        kind = self._tick.kinds[request.spec.request_id]
+        active = (batch for batches in self._active.values() for batch in batches)
+        for batch in sorted(active, key=lambda batch: (batch.kind != kind, batch.size)):
+            if batch.kind == kind and batch.is_of_one_kind(self._tick):
+                limit = self._tick.find_batch_limit(request.spec, self._index, len(batch.workers))
+                has_room = batch.size < limit
+            else:
+                has_room = bool(batch.find_joining([request], self._tick, self._index))
+            if has_room and self._is_schedulable(batch, request):
                 batch.joining.append(request)
                 self.served.add(request.spec.request_id)
                 return
@@ -176,8 +203,8 @@ class _PatchedPool:
     def _is_schedulable(self, batch: RunningBatch, request: PendingRequest) -> bool:
         """Algorithm 1, lines 16 to 18: with one more, each request still ends in time that would without."""
         degree, now_s = len(batch.workers), self._tick.now_s
-        before = self._tick.find_candidates(request.spec, self._index, batch.size, encoded=True).get(degree)
-        after = self._tick.find_candidates(request.spec, self._index, batch.size + 1).get(degree)
+        before = self._tick.find_candidates_together(batch.specs, self._index, True).get(degree)
+        after = self._tick.find_candidates_together([*batch.specs, request.spec], self._index, False).get(degree)
         if before is None or after is None:
             return False
         encoded_s = now_s + after.encode.seconds

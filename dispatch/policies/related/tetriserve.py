@@ -13,6 +13,7 @@ from dispatch.policies.greedy.placements import co_locate
 from dispatch.policies.greedy.work import count_steps_left
 from dispatch.policies.policy import Policy, PolicyContext, register_policy
 from dispatch.policies.related.round_packing import RoundRequest, count_steps_in_round, pack_round
+from dispatch.policies.related.selective_batches import choose_company
 from dispatch.policies.step_level.dispatcher import BatchCandidate, StepLevelDispatcher, StepTick
 from dispatch.policies.step_level.worker_picker import WorkerPicker
 from tridentserve.plans import WorkerId
@@ -73,8 +74,9 @@ class TetriServe(StepLevelDispatcher):
     smallest size's SLO. A step that is longer than the round holds its workers beyond it, and a request whose SLO asks
     for a shorter round than the one that lasts ends it: the next one begins on the idle workers.
 
-    Left out: selective batching of small sizes (section 5), which the paper does not specify. The pools of a mixed
-    cluster are packed one after the other. Remembered between calls: the requests of the last round and its end, the
+    With `dispatch.max_batch` above 1, small requests that got no workers share the steps of an identical one that did,
+    where no deadline suffers (section 5, which says no more than this). The pools of a mixed cluster are packed one
+    after the other. Remembered between calls: the requests of the last round and its end, the
     workers each request had, and the latest SLOs.
     """
 
@@ -102,10 +104,14 @@ class TetriServe(StepLevelDispatcher):
             chosen = _choose(tick, waiting, index, round_s)
             _scale_up(chosen, pool.idle_per_node)
             placed = self._place(chosen, WorkerPicker(pool))
-            assignments += [_build_segment(tick, each, workers, round_s) for each, workers in placed]
-            workers_of = {each.pending.spec.request_id: workers for each, workers in placed}
-            self._had.update(workers_of)
-            waiting = [request for request in waiting if request.spec.request_id not in workers_of]
+            placed_ids = {each.pending.spec.request_id for each, _ in placed}
+            waiting = [request for request in waiting if request.spec.request_id not in placed_ids]
+            for each, workers in placed:
+                company = choose_company(tick, index, each.pending, waiting) if each.degree == 1 else []
+                made = _build_segment(tick, index, each, company, workers, round_s)
+                assignments.append(made)
+                self._had.update(dict.fromkeys(made.request_ids, workers))
+                waiting = [request for request in waiting if request.spec.request_id not in made.request_ids]
         end_s = self._round_end_s = view.now_s + round_s * (1 + 1e-9)
         self._in_round = frozenset(
             request_id for each in assignments if each.expected_finish_s <= end_s for request_id in each.request_ids
@@ -216,12 +222,24 @@ def _scale_up(chosen: Sequence[_Chosen], idle_per_node: Sequence[int]) -> None:
         growing = grown
 
 
-def _build_segment(tick: StepTick, each: _Chosen, workers: tuple[WorkerId, ...], round_s: float) -> Assignment:
-    """The steps of the round, at least one where any are left."""
-    candidate = each.candidates[each.degree]
-    steps = count_steps_in_round(each.request, each.degree, round_s)
+def _build_segment(
+    tick: StepTick,
+    pool: int,
+    each: _Chosen,
+    company: Sequence[PendingRequest],
+    workers: tuple[WorkerId, ...],
+    round_s: float,
+) -> Assignment:
+    """The steps of the round, at least one where any are left. `company`: those that share them."""
+    members = [each.pending, *company]
+    candidate = tick.find_batch_candidates(members, pool)[each.degree] if company else each.candidates[each.degree]
+    encode_s = candidate.encode_wait_s + candidate.encode.seconds
+    pace = each.request._replace(step_s={each.degree: candidate.step_s}, encode_s=encode_s)
+    steps = count_steps_in_round(pace, each.degree, round_s)
     slack_s = each.pending.deadline_s - tick.expected_finish_s(each.pending, candidate)
     reason = (
         f"tetriserve: {steps} step{'s' * (steps != 1)} at degree {each.degree}, {slack_s:.2f} s of slack at that degree"
     )
-    return tick.build_assignment([each.pending], candidate, workers, reason, steps)
+    if company:
+        reason += f" in a batch of {len(members)}"
+    return tick.build_assignment(members, candidate, workers, reason, steps)

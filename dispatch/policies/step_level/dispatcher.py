@@ -8,7 +8,7 @@ go to auxiliaries, as in TridentServe (arXiv 2510.02838, section 6.2).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import NamedTuple
@@ -19,6 +19,7 @@ from dispatch.candidates.work import Work
 from dispatch.dispatcher import IlpDispatcher
 from dispatch.options import DispatchOptions
 from dispatch.policies.greedy.work import count_steps_left
+from dispatch.policies.step_level.mixed_steps import MixedSteps, is_worthwhile
 from dispatch.workers.auxiliaries import Auxiliaries
 from dispatch.workers.memory_fit import MemoryCheck
 from dispatch.workers.pools import WorkerSnapshot, take_snapshot
@@ -105,6 +106,7 @@ class StepTick:
         for spec in (*(each.spec for each in view.pending), *(each.spec for each in view.running)):
             equal = (spec.model, spec.shape, spec.num_outputs, spec.batch_key)
             self.kinds[spec.request_id] = numbers.setdefault(equal, len(numbers))
+        self._mixed = MixedSteps(times, options, self.find_candidates)
         self._limits: dict[tuple[int, int, int], int] = {}
         self._candidates: dict[tuple[int, int, int, bool], dict[int, BatchCandidate]] = {}
 
@@ -160,8 +162,77 @@ class StepTick:
         }
 
     def find_batch_candidates(self, members: Sequence[PendingRequest], pool: int) -> Mapping[int, BatchCandidate]:
-        """`find_candidates` of requests of one kind together."""
-        return self.find_candidates(members[0].spec, pool, len(members), all(map(_is_encoded, members)))
+        """`find_candidates` of requests together."""
+        return self.find_candidates_together([member.spec for member in members], pool, all(map(_is_encoded, members)))
+
+    def find_candidates_together(
+        self, specs: Sequence[RequestSpec], pool: int, encoded: bool
+    ) -> Mapping[int, BatchCandidate]:
+        """`find_candidates` of requests of one kind, or of several sizes where these may share steps (`can_mix`)."""
+        if len({self.kinds[spec.request_id] for spec in specs}) == 1:
+            return self.find_candidates(specs[0], pool, len(specs), encoded)
+        return self._mixed.find_candidates(specs, pool, encoded)
+
+    def can_mix(self, one: RequestSpec, other: RequestSpec, degree: int) -> bool:
+        """True where requests of two sizes may share steps on so many workers."""
+        return self._mixed.can_mix(one, other, degree)
+
+    def _gains_from_mixing(
+        self, present: Sequence[RequestSpec], joining: Sequence[RequestSpec], pool: int, degree: int
+    ) -> bool:
+        """True where a step with those that join takes less time than the steps apart."""
+        parts = (present, *([spec] for spec in joining))
+        apart = [self.find_candidates_together(part, pool, True).get(degree) for part in parts]
+        together = self.find_candidates_together([*present, *joining], pool, True).get(degree)
+        if together is None:
+            return False
+        return all(apart) and is_worthwhile(together.step_s, sum(each.step_s for each in apart if each is not None))
+
+    def mix(
+        self, members: list[PendingRequest], others: Iterable[PendingRequest], pool: int, degree: int, strict: bool
+    ) -> list[PendingRequest]:
+        """Let others of other sizes join in their order, where that pays, up to the largest batch. `strict`: as in
+        `grow`. Returns those that have joined."""
+        joined: list[PendingRequest] = []
+        if not count_steps_left(members[0]):
+            return joined
+        first = members[0].spec
+        waiting = [
+            each
+            for each in others
+            if count_steps_left(each)
+            and self.kinds[each.spec.request_id] != self.kinds[first.request_id]
+            and self.can_mix(first, each.spec, degree)
+        ]
+
+        def delays_nobody(joining: Sequence[PendingRequest]) -> bool:
+            together = [*members, *joining]
+            candidate = self.find_batch_candidates(together, pool).get(degree)
+            return candidate is not None and (not strict or self._delays_nobody(together, candidate, pool))
+
+        while waiting:
+            joining = self.find_joining([each.spec for each in members], waiting, pool, degree, delays_nobody)
+            members += joining
+            joined += joining
+            del waiting[: max(1, len(joining))]
+        return joined
+
+    def find_joining(
+        self,
+        present: Sequence[RequestSpec],
+        waiting: Sequence[PendingRequest],
+        pool: int,
+        degree: int,
+        may_join: Callable[[Sequence[PendingRequest]], bool] = lambda joining: True,
+    ) -> Sequence[PendingRequest]:
+        """The first of those that wait, which may be of other sizes, as few as make it pay that they share the steps of
+        those that are present; empty where it does not. One short request more on one worker of a group makes the
+        others wait: it pays with one for each of them."""
+        for count in range(1, min(len(waiting), degree, self._max_batch - len(present)) + 1):
+            joining = waiting[:count]
+            if self._gains_from_mixing(present, [each.spec for each in joining], pool, degree) and may_join(joining):
+                return joining
+        return ()
 
     def find_batch_limit(self, spec: RequestSpec, pool: int, degree: int) -> int:
         """The batch with the most steps per second, among those that fit: 1 where batching gains nothing."""
@@ -224,7 +295,7 @@ class StepTick:
         self, running: Sequence[RunningRequest], joining: Sequence[PendingRequest], pool: int, reason: str
     ) -> Assignment | None:
         """A running batch together with those that join it, on its workers from its next step boundary on. None where
-        that is not the same plan: E goes to others, or the batch has hardly a step left."""
+        that is not the same plan, as E goes to others, and where no memory is left for them."""
         workers = running[0].diffuse
         staying = [
             PendingRequest(each.spec, each.arrival_s, each.deadline_s, each.steps_done, True, workers[0])
@@ -232,12 +303,12 @@ class StepTick:
         ]
         together = [*staying, *joining]
         candidate = self.find_batch_candidates(together, pool).get(len(workers))
-        if candidate is None or min(map(count_steps_left, staying)) <= 1:
+        if candidate is None:
             return None
         encodes_elsewhere = candidate.encode.groups or Stage.ENCODE in candidate.apart
         if encodes_elsewhere and not all(map(_is_encoded, joining)):
             return None
-        return replace(self.build_assignment(together, candidate, workers, reason), takes_over=True)
+        return replace(self.build_assignment(together, candidate, workers, reason), takes_over=True, goes_on=True)
 
     def build_assignment(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ _COMES_AFTER = 0.3
 
 @dataclass(frozen=True, slots=True)
 class _Joins:
-    """A dispatcher that lets all that wait join what runs."""
+    """A dispatcher that lets all that wait join what runs, and those that are left go on when others end."""
 
     inner: Dispatcher
 
@@ -35,8 +35,8 @@ class _Joins:
             return Decisions()
         names = (*(each.spec.request_id for each in running), *(each.spec.request_id for each in waiting))
         workers = running[0].diffuse
-        joined = Assignment(names, PlacementType.EDC, workers, workers, workers, view.now_s, "joins", takes_over=True)
-        return Decisions([joined])
+        joined = Assignment(names, PlacementType.EDC, workers, workers, workers, view.now_s, "joins")
+        return Decisions([replace(joined, takes_over=True, goes_on=True)])
 
     def can_ever_run(self, spec: RequestSpec, workers: Sequence[WorkerView]) -> str | None:
         return self.inner.can_ever_run(spec, workers)

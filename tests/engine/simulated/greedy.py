@@ -28,13 +28,15 @@ from tridentserve.testing import MODEL
 class Greedy:
     """By deadline. `degree` at most; `batch` requests together; `segment` steps of D at a time (None: all). With
     `preempts`, the running request with the latest deadline yields to one that waits and is due earlier. With `joins`,
-    what finds no idle workers joins a running batch of its kind, beyond `batch`."""
+    what finds no idle workers joins a running batch of its kind, beyond `batch`. With `goes_on`, the others of a batch
+    go on when some end."""
 
     degree: int = 2
     batch: int = 1
     segment: int | None = None
     preempts: bool = False
     joins: bool = False
+    goes_on: bool = False
 
     def can_ever_run(self, spec: RequestSpec, workers: Sequence[WorkerView]) -> str | None:
         return None if any(_holds(worker, Stage.DIFFUSE) for worker in workers) else "no worker holds D"
@@ -84,7 +86,17 @@ class Greedy:
         decode = _place(view, Stage.DECODE, leader, diffuse[:1])
         names = tuple(member.spec.request_id for member in members)
         kind = PlacementType.of(replica.stage for replica in leader.replicas) or PlacementType.D
-        return Assignment(names, kind, encode, diffuse, decode, view.now_s, "first idle, greedy", self.segment)
+        return Assignment(
+            request_ids=names,
+            primary=kind,
+            encode=encode,
+            diffuse=diffuse,
+            decode=decode,
+            expected_finish_s=view.now_s,
+            reason="first idle, greedy",
+            num_steps=self.segment,
+            goes_on=self.goes_on,
+        )
 
 
 def _preemptions(view: ClusterView, waiting: list[PendingRequest]) -> list[Preemption]:

@@ -16,7 +16,7 @@ from tridentserve.engine.simulated import (
     SimulationResult,
     WorkerFailure,
 )
-from tridentserve.plans import PlacementPlan
+from tridentserve.plans import DispatchPlan, PlacementPlan
 from tridentserve.requests import RequestSpec, Shape
 from tridentserve.scheduling import events as ev
 from tridentserve.scheduling.scheduler import Scheduler, SchedulerOptions
@@ -43,6 +43,7 @@ class Scenario:
     overhead_s: float = 0.0
     slowdown: tuple[float, ...] = ()
     checkpoint_s: float = 0.0
+    num_cancelled: int = 0
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
@@ -79,7 +80,7 @@ class Scenario:
             decision_log=decision_log,
         )
         engine = SimulatedEngine(wrapped or self.scheduler(), self.workers, self.placement, FixedTimes(), options)
-        result = engine.run(self.trace())
+        result = engine.run(self.trace(), self._cancels())  # type: ignore[arg-type]
         self.left_in_buffers = engine._cell._handoff.kept
         return result
 
@@ -93,6 +94,15 @@ class Scenario:
             spec = RequestSpec(f"r{i}", MODEL, draw.choice(_SHAPES), steps, outputs, slo_s=draw.uniform(5.0, 60.0))
             arrivals.append((at_s, spec))
         return arrivals
+
+    def _cancels(self) -> list[tuple[float, ev.RequestCancelled]]:
+        """Requests of which nobody wants to know any more, some seconds after they have come."""
+        draw = random.Random(self.seed + 4)
+        trace = self.trace()
+        return [
+            (at_s + draw.uniform(0.0, 15.0), ev.RequestCancelled(spec.request_id))
+            for at_s, spec in draw.choices(trace, k=self.num_cancelled)
+        ]
 
     def _failures(self) -> tuple[WorkerFailure, ...]:
         draw = random.Random(self.seed + 2)
@@ -111,24 +121,27 @@ class Scenario:
 
 
 class Watched:
-    """A scheduler that writes down its events."""
+    """A scheduler that writes down its events, and the plans that it sends."""
 
     def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+        self.scheduler = scheduler
         self.events: list[ev.Event] = []
+        self.plans: list[DispatchPlan] = []
 
     @property
     def num_pending(self) -> int:
-        return self._scheduler.num_pending
+        return self.scheduler.num_pending
 
     def on(self, event: ev.Event, now_s: float) -> list[ev.Effect]:
         self.events.append(event)
-        return self._scheduler.on(event, now_s)
+        effects = self.scheduler.on(event, now_s)
+        self.plans += [effect.plan for effect in effects if isinstance(effect, ev.RunPlan)]
+        return effects
 
 
 def everything(seed: int) -> Scenario:
     """All that can happen, at once."""
-    policy = Greedy(degree=2, batch=2, segment=3, preempts=True, joins=True)
+    policy = Greedy(degree=2, batch=2, segment=3, preempts=True, joins=True, goes_on=True)
     return Scenario(
         seed,
         policy,

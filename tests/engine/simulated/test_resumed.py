@@ -53,7 +53,7 @@ class Logged:
 def test_without_a_change_every_request_ends_as_in_the_log(seed: int, tmp_path: Path) -> None:
     """Whenever the simulation takes over: with plans under way, requests in the queue, weights being loaded; in every
     second scenario workers are lost and come back, too."""
-    policy = Greedy(degree=2, batch=2, segment=3, preempts=True)
+    policy = Greedy(degree=2, batch=2, segment=3, preempts=True, joins=True, goes_on=True)
     failing = seed % 2
     scenario = Scenario(
         seed,

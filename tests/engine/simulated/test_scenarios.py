@@ -32,6 +32,7 @@ policies = st.builds(
     segment=st.none() | st.integers(1, 3),
     preempts=st.booleans(),
     joins=st.booleans(),
+    goes_on=st.booleans(),
 )
 scenarios = st.builds(
     Scenario,
@@ -48,6 +49,7 @@ scenarios = st.builds(
     overhead_s=st.sampled_from([0.0, 0.2]),
     slowdown=st.sampled_from([(), (1.0, 1.5, 2.0)]),
     checkpoint_s=st.sampled_from([0.0, 0.5, 2.0]),
+    num_cancelled=st.sampled_from([0, 0, 8]),
 )
 
 
@@ -93,9 +95,11 @@ def test_nothing_is_lost_or_done_twice(scenario: Scenario) -> None:
     watched = Watched(scenario.scheduler())
     result = scenario.run(wrapped=watched)
     assert find_violations(result, scenario.workers) == []
-    assert scenario.left_in_buffers == 0
+    if not scenario.num_cancelled:  # simulated workers keep what a batch makes of one that has been cancelled
+        assert scenario.left_in_buffers == 0
     assert len(result.requests) == scenario.num_requests
-    assert set(result.outcomes) <= {"finished", "out_of_memory", "worker_failed", "invalid_request"}
+    ends = {"finished", "out_of_memory", "worker_failed", "invalid_request"}
+    assert set(result.outcomes) <= (ends | {"cancelled"} if scenario.num_cancelled else ends)
     shares = scenario.policy.batch > 1 or scenario.policy.joins
     if not scenario.num_failures and not (shares and result.counts.out_of_memory):
         assert result.counts.retries == 0, "only a batch that had no room is taken apart"
@@ -151,6 +155,26 @@ def test_all_that_can_happen_does_happen() -> None:
     for name in (*counted, "checkpoints", "resumed_steps"):
         assert sum(getattr(count, name) for count in counts) > 0, name
     assert counts[0].methods.keys() == {"greedy"}
+
+
+def test_plans_are_sent_ahead_in_all_ways() -> None:
+    """D of those that go on and C of those that end, and others join what was to go on."""
+    stages, lines = set(), set()
+    for seed in range(12):
+        policy = Greedy(degree=2, batch=3, preempts=seed % 2 == 0, joins=True, goes_on=True)
+        scenario = Scenario(seed, policy, num_nodes=1, num_failures=2, num_cancelled=4)
+        watched = Watched(scenario.scheduler())
+        assert find_violations(scenario.run(wrapped=watched), scenario.workers) == []
+        for plan in watched.plans:
+            if inputs := {member.input_id for member in plan.members if member.inherited}:
+                stages.add(plan.stages[0])
+                lines.add(len(inputs))
+        ledger = watched.scheduler._ledger
+        assert not ledger.runs
+        assert not ledger.requests
+        assert not ledger._plans
+    assert stages == set(Stage)
+    assert lines == {1, 2}
 
 
 def test_one_seed_has_one_decision_log(tmp_path: Path) -> None:

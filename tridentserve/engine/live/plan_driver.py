@@ -116,9 +116,10 @@ class PlanDriver:
 
     def watch_request(self, request: ClientRequest) -> None:
         """A client wants to hear of the steps of a request, and none did before."""
-        if (given := self._plans.get(request.last_plan_id)) is not None:
-            for leader in self._fleet.list_handles([given.plan.leader]):
-                leader.watch_plan(given.plan.plan_id)
+        for given in self._plans.values():  # one that has been sent ahead may wait behind the one that runs
+            if request.key in given.requests:
+                for leader in self._fleet.list_handles([given.plan.leader]):
+                    leader.watch_plan(given.plan.plan_id)
 
     def forget_request(self, request: ClientRequest, last_plan_id: int, with_checkpoints: bool = True) -> None:
         """Have the workers drop what they keep of a request's plans up to `last_plan_id`; a worker that is lost keeps
@@ -211,9 +212,7 @@ class PlanDriver:
         if isinstance(event, ev.StageFinished):
             for member in plan.members:
                 # The plan's inputs are of no use any more; a request of many segments would fill its workers.
-                if member.input_id is None or (
-                    member in plan.inherited and member.request_id not in reports[0].taken_steps
-                ):
+                if member.input_id is None or (member.inherited and member.request_id not in reports[0].taken_steps):
                     continue  # or it was not part of this plan
                 if (request := given.requests.get(member.request_id)) is not None:
                     self.forget_request(request, member.input_id, with_checkpoints=False)

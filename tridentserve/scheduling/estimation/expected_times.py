@@ -11,7 +11,8 @@ from tridentserve.requests import RequestSpec
 from tridentserve.scheduling.estimation.plan_estimates import batch_seconds, stage_degree
 from tridentserve.scheduling.estimation.request_work import estimate_work
 from tridentserve.scheduling.estimation.step_shares import StepShares
-from tridentserve.scheduling.runs import Leg, Run
+from tridentserve.scheduling.runs.legs import Leg
+from tridentserve.scheduling.runs.run import Run
 from tridentserve.scheduling.workers.worker_pool import WorkerPool
 from tridentserve.stages import Stage
 
@@ -53,6 +54,9 @@ class ExpectedTimes:
 
     def encode_s(self, specs: Sequence[RequestSpec], degree: int) -> float:
         return batch_seconds(self._times, specs, Stage.ENCODE, degree)
+
+    def decode_s(self, specs: Sequence[RequestSpec], degree: int) -> float:
+        return batch_seconds(self._times, specs, Stage.DECODE, degree)
 
     def decode_degree(self, model: str, leg: Leg) -> int:
         """The number of a leg's workers that run C; 1 for a leg without C."""

@@ -207,6 +207,11 @@ class Chronicle:
         plan = self.plans.get(plan_id)
         if plan is not None and plan.reported_s is None:
             plan.reported_s, plan.outcome, plan.spans = now_s, outcome, spans
+            if plan.plan.takes_over is not None and outcome != "failed" and not spans:
+                # It found nothing to go on with.
+                for request_id in plan.plan.request_ids:
+                    if (life := self.lives.get(request_id)) is not None and plan in life.plans:
+                        life.plans.remove(plan)
 
     def _apply(self, effect: ev.Effect, now_s: float) -> None:
         match effect:

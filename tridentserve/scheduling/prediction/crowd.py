@@ -7,12 +7,12 @@ from itertools import islice
 
 from tridentserve.protocols import PendingRequest
 from tridentserve.requests import RequestSpec
-from tridentserve.scheduling.ledger import Ledger
 from tridentserve.scheduling.prediction.costs import RequestCosts
 from tridentserve.scheduling.prediction.degrees import expect_first_way, list_ways
 from tridentserve.scheduling.prediction.experience import LEAST_ESTIMATE_S, Crowding, Estimate
 from tridentserve.scheduling.prediction.scene_builder import SceneBuilder
-from tridentserve.scheduling.runs import Request
+from tridentserve.scheduling.runs.ledger import Ledger
+from tridentserve.scheduling.runs.request import Request
 
 # Of more requests than this each n-th is looked at.
 _MOST_REQUESTS = 600

@@ -11,7 +11,6 @@ from tridentserve.errors import ProfileError
 from tridentserve.protocols import PendingRequest, StageTimes
 from tridentserve.requests import RequestSpec
 from tridentserve.scheduling import events as ev
-from tridentserve.scheduling.ledger import Ledger
 from tridentserve.scheduling.prediction.costs import RequestCosts, name_kind
 from tridentserve.scheduling.prediction.crowd import RequestCrowd
 from tridentserve.scheduling.prediction.degrees import find_asked_efficiency
@@ -20,6 +19,7 @@ from tridentserve.scheduling.prediction.rehearsal import Rehearsal
 from tridentserve.scheduling.prediction.scene import SharingRules
 from tridentserve.scheduling.prediction.scene_builder import CostBook, SceneBuilder
 from tridentserve.scheduling.prediction.usual_times import UsualTimes
+from tridentserve.scheduling.runs.ledger import Ledger
 from tridentserve.scheduling.workers.worker_pool import WorkerPool
 
 # The latest arrivals tell the load; with fewer than this there is nothing to go by.

@@ -11,11 +11,11 @@ from tridentserve.errors import ProfileError
 from tridentserve.plans import Replica, WorkerId
 from tridentserve.protocols import PendingRequest, StageTimes, WorkerView
 from tridentserve.requests import RequestSpec
-from tridentserve.scheduling.ledger import Ledger
 from tridentserve.scheduling.prediction.costs import RequestCosts, RequestKind, estimate_costs, name_kind
 from tridentserve.scheduling.prediction.rehearsal import Rehearsal
 from tridentserve.scheduling.prediction.scene import RehearsalScene, Rehearsed, RehearsedPool, SharingRules
-from tridentserve.scheduling.runs import Run
+from tridentserve.scheduling.runs.ledger import Ledger
+from tridentserve.scheduling.runs.run import Run
 from tridentserve.scheduling.workers.worker_pool import WorkerPool
 from tridentserve.stages import Stage
 

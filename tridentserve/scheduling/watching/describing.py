@@ -8,8 +8,8 @@ from dataclasses import replace
 from itertools import islice
 
 from tridentserve.cluster import WorkerSpec
-from tridentserve.scheduling.ledger import Ledger
-from tridentserve.scheduling.runs import Request
+from tridentserve.scheduling.runs.ledger import Ledger
+from tridentserve.scheduling.runs.request import Request
 from tridentserve.scheduling.watching.cluster_state import (
     MAX_TOLD_CLASSES,
     MAX_TOLD_REQUESTS,

@@ -246,6 +246,11 @@ class WorkerPool:
             found.append((plan_id, start_s, free_s))
         return found
 
+    def find_start_s(self, plan: DispatchPlan, now_s: float) -> float:
+        """The time at which a plan that workers have been given is expected to begin, or has begun."""
+        starts_s = (start_s for plan_id, start_s, _ in self.list_given_plans(plan.leader) if plan_id == plan.plan_id)
+        return max(now_s, next(starts_s, now_s))
+
     def reserved_until_s(self, worker_id: WorkerId) -> float | None:
         """The expected end of the D for which a worker is kept free; None where it is not."""
         worker = self._workers[worker_id]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dispatch.policies.related.tetriserve import SLO_SHARE, TetriServe
 from tests.dispatch.cluster import request, workers
-from tests.dispatch.policies.step_engine import HUGE, LARGE, MIDDLE, SMALL, TIMES, StepEngine, running
+from tests.dispatch.policies.step_engine import BATCHES, HUGE, LARGE, MIDDLE, SMALL, TIMES, StepEngine, running
 from tests.profiler.synthetic import step_seconds
 from tridentserve.protocols import ClusterView
 from tridentserve.requests import Shape
@@ -126,3 +126,58 @@ def test_all_end_whatever_the_deadlines(sizes: list[Shape], slos_s: list[float],
     ]
     engine.play(requests)
     assert engine.finish_s.keys() == {each.spec.request_id for each in requests}
+
+
+def test_small_requests_without_workers_share_the_steps_of_one_like_them() -> None:
+    """Section 5. A large one shares nothing, and no one of another size."""
+    pending = [*(request(f"s{i}", SMALL, 60.0, steps=50) for i in range(3)), request("large", LARGE, 90.0, steps=50)]
+    view = ClusterView(0.0, pending, (), workers(2, "EDC"))
+    made = TetriServe(TIMES, BATCHES).decide(view).assignments
+    assert [set(each.request_ids) for each in made] == [{"s0", "s2"}, {"s1"}]
+    assert "in a batch of 2" in made[0].reason
+    alone = TetriServe(TIMES).decide(view).assignments
+    assert [len(each.request_ids) for each in alone] == [1, 1]
+
+
+def test_nobody_shares_steps_where_workers_are_idle_for_all() -> None:
+    pending = [request(f"s{i}", SMALL, 60.0, steps=50) for i in range(3)]
+    decisions = TetriServe(TIMES, BATCHES).decide(ClusterView(0.0, pending, (), workers(4, "EDC")))
+    assert [len(each.request_ids) for each in decisions.assignments] == [1, 1, 1]
+
+
+def test_nobody_in_a_batch_misses_a_deadline_that_it_would_meet_alone() -> None:
+    """With the second one, the steps of the first would be too long for it. One that is late anyway has no say."""
+    alone_s = 0.02 + 50 * step_seconds(SMALL, 1) + TIMES.seconds("one", Stage.DECODE, SMALL)
+    tight, relaxed = request("tight", SMALL, alone_s + 0.001, steps=50), request("relaxed", SMALL, 60.0, steps=50)
+    lost = request("lost", SMALL, 0.01, steps=50)
+    policy, one = TetriServe(TIMES, BATCHES), workers(1, "EDC")
+    (made,) = policy.decide(ClusterView(0.0, [tight, relaxed], (), one)).assignments
+    assert len(made.request_ids) == 1
+    (made,) = TetriServe(TIMES, BATCHES).decide(ClusterView(0.0, [lost, relaxed], (), one)).assignments
+    assert set(made.request_ids) == {"lost", "relaxed"}
+
+
+def test_a_batch_ends_with_the_round_and_its_members_have_their_steps() -> None:
+    engine = StepEngine(TetriServe(TIMES, BATCHES), workers(1, "EDC"))
+    engine.play([request(f"s{i}", SMALL, 60.0, steps=20 + 10 * i) for i in range(3)])
+    assert {len(each.request_ids) for _, each in engine.log} >= {3}
+    assert set(engine.finish_s) == {"s0", "s1", "s2"}
+
+
+@given(st.lists(st.tuples(st.floats(0.01, 4.0), st.integers(1, 50)), min_size=1, max_size=10))
+@settings(max_examples=100)
+def test_batches_compromise_no_deadline(asked: list[tuple[float, int]]) -> None:
+    """Each batch ends in time for all its members at the pace at which it runs, but for those that no degree serves in
+    time."""
+    pending = {f"r{i}": request(f"r{i}", SMALL, slo_s, steps=steps) for i, (slo_s, steps) in enumerate(asked)}
+    decisions = TetriServe(TIMES, BATCHES).decide(ClusterView(0.0, list(pending.values()), (), workers(2, "EDC")))
+
+    def end_s(steps: int, degree: int, batch: int) -> float:
+        encode_s, decode_s = (TIMES.seconds("one", stage, SMALL, 1, batch) for stage in (Stage.ENCODE, Stage.DECODE))
+        return encode_s + steps * TIMES.seconds("one", Stage.DIFFUSE, SMALL, degree, batch) + decode_s
+
+    for made in decisions.assignments:
+        for member in (pending[name] for name in made.request_ids if len(made.request_ids) > 1):
+            steps = member.spec.num_inference_steps
+            could = any(end_s(steps, degree, 1) <= member.deadline_s for degree in (1, 2))
+            assert not could or end_s(steps, 1, len(made.request_ids)) <= member.deadline_s + 1e-9

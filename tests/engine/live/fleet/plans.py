@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections import Counter, defaultdict
 from typing import Any
+
+import numpy as np
+from PIL import Image
 
 from tridentserve.engine.live.fleet import WorkerFleet
 from tridentserve.engine.live.handoff.remote_peer import RemotePeer
@@ -25,6 +29,10 @@ INPUTS = GenerationInputs(
     seed=7,
 )
 D = Stage.DIFFUSE
+# Steps enough that a plan is still running when it is told to pause after the first.
+LONG = 100
+WORKERS = ("w0", "w1", "w2", "w3")
+HANDOFF_BYTES = 4 << 20
 
 
 class Plans:
@@ -35,6 +43,7 @@ class Plans:
         self.steps_told: Counter[int] = Counter()  # By plan, while it runs.
         self.previews: defaultdict[int, list[PreviewNote]] = defaultdict(list)  # By plan.
         self.latest_id = -1
+        self._peers: list[RemotePeer] = []
 
     def plan(self, stages: tuple[Stage, ...], workers: str, model: str = "sd3", **more: Any) -> DispatchPlan:
         """`more`: what else is to be said of the plan's only member, and of the plan."""
@@ -92,4 +101,20 @@ class Plans:
         handle = self.fleet.get_handle(worker_id)
         ready = self.fleet._workers[worker_id].ready
         assert ready is not None
-        return RemotePeer(handle.actor, ready.channel, None, "node")
+        self._peers.append(RemotePeer(handle.actor, ready.channel, None, "node"))
+        return self._peers[-1]
+
+    def close(self) -> None:
+        """Close the connections of all peers."""
+        for peer in self._peers:
+            peer.close()
+
+
+def pixels(image: bytes) -> np.ndarray[Any, Any]:
+    return np.asarray(Image.open(io.BytesIO(image)))
+
+
+async def forget(plans: Plans, request_id: str = "r") -> None:
+    """A request has ended with the latest plan."""
+    for worker_id in WORKERS:
+        plans.fleet.get_handle(worker_id).forget_request(request_id, plans.latest_id, with_checkpoints=True)

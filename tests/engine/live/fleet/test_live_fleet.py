@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,22 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
-from tests.engine.live.fleet.plans import INPUTS, Plans
+from tests.engine.live.fleet.plans import HANDOFF_BYTES, INPUTS, LONG, WORKERS, Plans, forget, pixels
 from tests.pipelines.models import make_inputs, stock_result
 from tests.support.waiting import until
-from tridentserve.cluster import WorkerSpec
 from tridentserve.engine.live.fleet import WorkerFleet
 from tridentserve.engine.live.handoff.peer import HandoffKey
-from tridentserve.engine.live.messages import ModelSource, PreviewNote, WorkerConfig
+from tridentserve.engine.live.messages import PreviewNote, WorkerConfig
 from tridentserve.engine.live.plan_calls import PeakEstimator
-from tridentserve.engine.live.spawning.spawner import ActorSpawner
 from tridentserve.engine.live.transport.parcel import ParcelLayout
 from tridentserve.engine.live.warming.warm_up_runs import WarmUpOrder
 from tridentserve.engine.live.warming.warmer import Warmer, WarmUpProgress
-from tridentserve.engine.options import WorkerOptions
-from tridentserve.parallel import connect_store
 from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.plans import PlanMember, Replica, WorkerId
 from tridentserve.requests import GenerationInputs, Shape
@@ -36,37 +29,6 @@ from tridentserve.scheduling.estimation.hot_groups import HotGroup
 from tridentserve.stages import Stage
 
 E, D, C = Stage.ENCODE, Stage.DIFFUSE, Stage.DECODE
-# Steps enough that a plan is still running when it is told to pause after the first.
-LONG = 100
-WORKERS = ("w0", "w1", "w2", "w3")
-HANDOFF_BYTES = 4 << 20
-
-
-@pytest.fixture(scope="module")
-async def plans(ray_cluster: None, tiny_cache: Path) -> AsyncIterator[Plans]:
-    sources = {name: ModelSource(name, ensure_tiny(name, tiny_cache)) for name in ("sd3", "flux", "flux_kontext")}
-    store = connect_store(is_server=True)
-    configs = [
-        WorkerConfig(
-            spec=WorkerSpec(worker_id, "node", 1 << 30),
-            incarnation=0,
-            label="sd3:EDC",
-            replicas=frozenset(),  # loaded when a plan needs them
-            sources=sources,
-            shares={},
-            store_host="127.0.0.1",
-            store_port=store.port,
-            options=WorkerOptions(handoff_bytes=HANDOFF_BYTES, host_dir=tiny_cache / "host"),
-        )
-        for worker_id in WORKERS
-    ]
-    lost: list[str] = []
-    fleet = WorkerFleet(configs, ActorSpawner(0.1), lambda config: None, lambda worker_id, why: lost.append(why))
-    await fleet.start()
-    yield Plans(fleet)
-    assert not lost
-    await fleet.stop()
-    del store
 
 
 @pytest.fixture(scope="module")
@@ -90,10 +52,6 @@ def stock(tiny_cache: Path) -> dict[str, np.ndarray[Any, Any]]:
         )
         images[name] = np.asarray(result.images[0])
     return images
-
-
-def pixels(image: bytes) -> np.ndarray[Any, Any]:
-    return np.asarray(Image.open(io.BytesIO(image)))
 
 
 @pytest.mark.parametrize("model", ["sd3", "flux"])
@@ -278,45 +236,12 @@ async def test_a_batch_of_requests_at_different_steps(plans: Plans, model: str, 
         await forget(plans, name)
 
 
-@pytest.mark.parametrize("workers", ["w0", "w0 w1"])
-async def test_a_request_joins_a_batch_without_a_round_trip(plans: Plans, workers: str) -> None:
-    """The plan of both is sent behind the one that it takes over; both have the images they would have alone."""
-    old, new = f"old-{workers}", f"new-{workers}"
-    contents = {
-        old: GenerationInputs("a boat", Shape(128, 128), LONG, 5.0, seed=1),
-        new: GenerationInputs("a cow", Shape(128, 128), 3, 5.0, seed=2),
-    }
-    alone = {}
-    for name, inputs in contents.items():
-        steps = (0, inputs.num_inference_steps)
-        _, alone[name], _ = await plans.run(plans.plan((E, D, C), "w3", request_id=name, steps=steps), inputs)
-        await forget(plans, name)
-    stages = (E, D) if " " in workers else (E, D, C)
-    first = plans.plan(stages, workers, request_id=old, steps=(0, LONG))
-    running = asyncio.create_task(plans.run(first, contents))
-    await until(lambda: plans.steps_told[first.plan_id] > 1)
-    guess = 7  # nobody knows the step at which the first plan pauses
-    members = (PlanMember(old, (guess, guess + 3), first.plan_id, "w0"), PlanMember(new, (0, 3)))
-    both = replace(plans.plan((E, D), workers), members=members, takes_over=first.plan_id)
-    plans.fleet.get_handle("w0").pause_plan(first.plan_id)
-    together, _, _ = await plans.run(both, contents)
-    report, _, _ = await running
-    paused = report.paused_after
-    assert paused is not None
-    assert together.taken_steps == {old: (paused, paused + 3), new: (0, 3)}
-    assert [(span.stage, span.steps) for span in together.spans] == [(E, None), (D, 3)]
-    rest = plans.plan((D,), workers, request_id=old, steps=(paused + 3, LONG), input_id=both.plan_id, source="w0")
-    await plans.run(rest, contents)
-    for name, plan in ((new, both), (old, rest)):
-        decode = plans.plan((C,), "w0", request_id=name, input_id=plan.plan_id, source="w0")
-        _, (image,), _ = await plans.run(decode, contents)
-        assert np.abs(pixels(image).astype(int) - pixels(alone[name][0]).astype(int)).max() <= 1
-        await forget(plans, name)
-
-
 async def test_a_plan_that_has_ended_leaves_nothing_to_take_over(plans: Plans, stock: dict[str, Any]) -> None:
     first = plans.plan((E, D, C), "w0", request_id="old")
-    members = (PlanMember("old", (1, 4), first.plan_id, "w0"), PlanMember("new", (0, INPUTS.num_inference_steps)))
+    members = (
+        PlanMember("old", (1, 4), first.plan_id, "w0", inherited=True),
+        PlanMember("new", (0, INPUTS.num_inference_steps)),
+    )
     both = replace(plans.plan((E, D), "w0"), members=members, takes_over=first.plan_id)
     (_, images, _), (report, _, _) = await asyncio.gather(plans.run(first), plans.run(both))
     assert np.array_equal(pixels(images[0]), stock["sd3"])
@@ -452,9 +377,3 @@ async def test_the_dashboard_names_a_worker_with_its_placement(plans: Plans) -> 
         if actor.class_name == "StageWorker"
     }
     assert {f"StageWorker({worker_id}, sd3:EDC)" for worker_id in WORKERS} <= names
-
-
-async def forget(plans: Plans, request_id: str = "r") -> None:
-    """A request has ended with the latest plan."""
-    for worker_id in WORKERS:
-        plans.fleet.get_handle(worker_id).forget_request(request_id, plans.latest_id, with_checkpoints=True)

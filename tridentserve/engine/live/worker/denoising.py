@@ -123,6 +123,11 @@ class Denoising:
         """Denoising steps that each member does, unless the plan is stopped or paused before."""
         return self._plan.num_steps if self._states or self._plan.takes_over is None else 0
 
+    @property
+    def is_empty(self) -> bool:
+        """True where the plan that is taken over has left nobody with steps left, and nobody joins."""
+        return self._plan.takes_over is not None and not self._states
+
     def list_taken_steps(self) -> dict[str, tuple[int, int]]:
         """See `PlanReport.taken_steps`."""
         if self._plan.takes_over is None:
@@ -246,7 +251,7 @@ class Denoising:
             parcel = _require_parcel(given.get(member.request_id), plan, member.request_id)
             content = inputs[member.request_id]
             state = _unpack_state(parcel) if is_state(parcel) else adapter.prepare(parcel.tensors, content)
-            if member.steps is None or (state.step != member.steps[0] and member not in plan.inherited):
+            if member.steps is None or (state.step != member.steps[0] and not member.inherited):
                 raise HandoffError(f"plan {plan.plan_id} starts at step {member.steps}, its state is at {state.step}")
             if state.num_steps != content.computed_steps:
                 # Plans do the steps asked for: the outputs would be made of latents that are not done.

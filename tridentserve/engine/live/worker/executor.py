@@ -206,6 +206,9 @@ class StageExecutor:
     def _diffuse(self, run: _StageRun, denoising: Denoising) -> None:
         execution = run.execution
         denoising.share_states(run.inputs, execution.outputs)
+        if denoising.is_empty:
+            execution.stopped = True
+            return
         denoising.hold_loras()
         # The span begins here: the cost model learns seconds per step from it, without the waits for workers and files.
         with self._time_stage(run, denoising.num_steps):
@@ -218,7 +221,8 @@ class StageExecutor:
         execution = run.execution
         with self._time_stage(run):
             decoded = decoding.decode_members(run.inputs, execution.outputs, run.control.stopped, in_tiles=frugal)
-        execution.stopped |= decoded is None
+        # A plan that takes over another one may find that it has left nothing to decode.
+        execution.stopped |= decoded is None or (run.plan.takes_over is not None and not run.inputs)
         execution.outputs, execution.decoded, execution.tiled = {}, decoded or {}, decoding.tiled
 
     @contextmanager

@@ -263,7 +263,8 @@ class PlanRunner:
             self._handoff.keep_output(key, parcel)
             push_to = destinations[request_id]
             is_done = execution.paused_after is None
-            if is_done and push_to is not None and push_to != self._worker_id:
+            # Those with steps left are not decoded yet.
+            if is_done and push_to is not None and push_to != self._worker_id and not is_state(parcel):
                 self._handoff.push_output(key, push_to)
 
     async def _fetch_inputs(self, plan: DispatchPlan) -> dict[str, Parcel]:
@@ -280,12 +281,12 @@ class PlanRunner:
                 key = HandoffKey(member.request_id, member.input_id, step)
                 parcel = await self._handoff.fetch_parcel(key, member.source)
             except HandoffError:
-                if member in plan.inherited:
+                if member.inherited:
                     continue  # the plan that is taken over has decoded it, or has failed
                 if len(plan.members) == 1 or not self._handoff.has_left(member.request_id, plan.plan_id):
                     raise
             else:
-                if member not in plan.inherited or is_state(parcel):
+                if not member.inherited or is_state(parcel) is (Stage.DIFFUSE in plan.stages):
                     incoming[member.request_id] = parcel
         return incoming
 

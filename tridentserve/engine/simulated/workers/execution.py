@@ -13,11 +13,11 @@ from tridentserve.engine.simulated.result import PlanOutcome
 from tridentserve.engine.simulated.workers.actual_times import ActualTimes
 from tridentserve.engine.simulated.workers.checkpoints import SimulatedCheckpoints
 from tridentserve.engine.simulated.workers.contention import Contention
-from tridentserve.engine.simulated.workers.devices import Device, Devices, PlanRun
+from tridentserve.engine.simulated.workers.devices import Devices, PlanRun
 from tridentserve.engine.simulated.workers.handoff import Handoff
-from tridentserve.errors import OutOfMemoryError, ProfileError
-from tridentserve.plans import DispatchPlan, Replica, StageSpan, WorkerId
-from tridentserve.protocols import LoadSource
+from tridentserve.engine.simulated.workers.loading import SimulatedLoading
+from tridentserve.errors import ProfileError
+from tridentserve.plans import DispatchPlan, StageSpan, WorkerId
 from tridentserve.scheduling import events as ev
 from tridentserve.stages import Stage
 
@@ -45,6 +45,7 @@ class Executor:
         self._recorder = recorder
         self._post = post
         self._options = options
+        self._loading = SimulatedLoading(agenda, devices, times, recorder, post)
         self._contention = (
             Contention(agenda, options.slowdown, options.wide_slowdown, self._enter_end) if options.slowdown else None
         )
@@ -98,12 +99,14 @@ class Executor:
         run = self._runs.get(plan_id)
         if run is None or Stage.DIFFUSE not in run.plan.stages:
             return
-        if run.started_s is None:
+        if run.started_s is not None:
+            self._cut(run)
+        elif run.plan.takes_over is not None and run.plan.stages[0] is Stage.DIFFUSE:
+            run.num_steps = 0  # what it is given goes through it
+        else:
             self._leave(run)
             self._recorder.counts.yields += 1
             self._post(ev.StageFinished(plan_id, (), num_steps=0))
-        else:
-            self._cut(run)
 
     # A log is followed.
 
@@ -180,24 +183,30 @@ class Executor:
         if run.version != version:
             return
         now_s = run.started_s = self._agenda.now_s
-        if run.plan.takes_over is not None:
-            self._begin_taken_over(run)
+        if run.plan.takes_over is not None and not self._begin_taken_over(run):
+            self._agenda.call_at(now_s, self._end_without_inputs, run, run.version)
+            return
+        if run.num_steps is not None:
+            run.spans = (StageSpan(Stage.DIFFUSE, now_s, now_s, run.plan.workers, 0),)
+            self._enter_end(run, now_s)
+            return
         if failing := [each for each in self._options.failing if self._is_failed_by(each, run)]:
             after_s, names = min(each.after_s for each in failing), tuple(each.worker_id for each in failing)
             why = f"the device of {'+'.join(names)} is broken"
             self._agenda.call_at(now_s + after_s, self._fail, run, run.version, why, True, "worker_failed", names)
             return
-        if missing := self._handoff.list_missing(run.plan.members):
+        wanted = [member for member in run.plan.members if not self._recorder.has_ended(member.request_id)]
+        if missing := self._handoff.list_missing(wanted):
             self._fail_soon(run, f"the inputs of {', '.join(missing)} are gone", retry=True, code="worker_failed")
             return
         if (
             self._options.decodes_in_tiles
             and run.demand.frugal is not None
-            and self._find_memory_error(run) is not None
+            and self._loading.find_memory_error(run) is not None
         ):
             run.demand = run.demand.frugal
             self._recorder.counts.frugal_plans += 1
-        if (error := self._find_memory_error(run)) is not None:
+        if (error := self._loading.find_memory_error(run)) is not None:
             self._recorder.counts.out_of_memory += 1
             self._fail_soon(run, str(error), retry=False, code=error.code)
             return
@@ -206,7 +215,7 @@ class Executor:
         used_bytes = []
         for device, demand in zip(run.devices, run.demand.ranks, strict=True):
             used_bytes.append(self._devices.make_room(device, demand))
-            prepared_s = max(prepared_s, self._load(device, demand.replicas))
+            prepared_s = max(prepared_s, self._loading.load(device, demand.replicas))
         run.used_bytes = tuple(used_bytes)
         end_s = now_s + prepared_s + self._take_group_seconds(run.plan)
         spans = []
@@ -220,68 +229,41 @@ class Executor:
         if self._contention is not None:
             self._agenda.call_at(spans[0].start_s, self._contention.begin, run, run.version)
 
-    def _begin_taken_over(self, run: PlanRun) -> None:
+    def _begin_taken_over(self, run: PlanRun) -> bool:
         """The plan that this one takes over has ended: its members begin where that has left them. Requests that it has
-        ended with are not part of this plan."""
+        ended with are not part of a plan with D, and those that it has not ended with of C alone. False where nobody is
+        left."""
         begun: dict[str, int] = {}
         for member, spec in zip(run.plan.members, run.specs, strict=True):
-            if member not in run.plan.inherited:
+            if not member.inherited:
                 begun[spec.request_id] = member.steps[0] if member.steps is not None else 0
+            elif member.steps is None:
+                if self._handoff.has_latents(member):
+                    begun[spec.request_id] = spec.num_inference_steps
             elif (steps_done := self._handoff.find_begun(member)) is not None:
                 begun[spec.request_id] = steps_done
-        totals = {spec.request_id: spec.num_inference_steps for spec in run.specs}
-        run.plan = run.plan.correct_steps(begun, totals)
+        if not begun:
+            return False
+        if Stage.DIFFUSE in run.plan.stages:
+            totals = {spec.request_id: spec.num_inference_steps for spec in run.specs}
+            run.plan = run.plan.correct_steps(begun, totals)
+        else:
+            run.plan = replace(run.plan, members=tuple(each for each in run.plan.members if each.request_id in begun))
         run.specs = tuple(spec for spec in run.specs if spec.request_id in begun)
         run.demand = self._times.estimate_demand(run.plan, run.specs)
+        return True
+
+    def _end_without_inputs(self, run: PlanRun, version: int) -> None:
+        """End a plan that has nothing to continue with."""
+        if run.version == version:
+            self._leave(run)
+            self._post(ev.PlanStopped(run.plan.plan_id))
 
     def _enter_end(self, run: PlanRun, end_s: float) -> None:
         run.version += 1
         run.end_s = end_s
         self._agenda.call_at(end_s, self._end, run, run.version)
         self._checkpoints.enter(run)
-
-    def _find_memory_error(self, run: PlanRun) -> OutOfMemoryError | None:
-        for device, demand in zip(run.devices, run.demand.ranks, strict=True):
-            least_bytes = self._devices.least_bytes(demand)
-            if least_bytes > device.spec.memory_bytes:
-                stages = "".join(replica.stage.letter for replica in demand.replicas)
-                return OutOfMemoryError(
-                    f"out of memory: {stages} of {run.plan.model} for {len(run.specs)} x {run.specs[0].shape} at "
-                    f"degree {run.plan.degree} needs {least_bytes} bytes on {device.worker_id} ({demand.peak_bytes} of "
-                    f"them for activations), which has {device.spec.memory_bytes}"
-                )
-        return None
-
-    def _load(self, device: Device, replicas: tuple[Replica, ...]) -> float:
-        """Make the replicas resident on one worker, which has room for them; returns the seconds until they are."""
-        total_s = 0.0
-        for replica in replicas:
-            if replica in device.resident:
-                continue
-            source = self._devices.source(device, replica)
-            seconds = self._times.load_seconds(replica, source)
-            total_s += seconds
-            self._agenda.call_at(
-                self._agenda.now_s + total_s, self._finish_load, device, device.incarnation, replica, source, seconds
-            )
-        device.loading_until_s = self._agenda.now_s + total_s
-        return total_s
-
-    def _finish_load(
-        self, device: Device, incarnation: int, replica: Replica, source: LoadSource, seconds: float
-    ) -> None:
-        if not device.alive or device.incarnation != incarnation or replica in device.resident:
-            return
-        self._devices.add(device, replica)
-        num_bytes = self._times.weights_bytes(replica)
-        counts = self._recorder.counts
-        counts.loads += 1
-        counts.load_bytes += num_bytes
-        counts.load_seconds += seconds
-        # What left in between and is back now was never missed.
-        evicted = tuple(other for other in device.evicted if other != replica)
-        device.evicted.clear()
-        self._post(ev.ReplicaLoaded(device.worker_id, replica, evicted, source, num_bytes, seconds))
 
     def _take_group_seconds(self, plan: DispatchPlan) -> float:
         if plan.group is None or plan.group in self._groups:

@@ -73,6 +73,11 @@ class Handoff:
         output = self._find_input(member)
         return output.steps_done if output is not None else None
 
+    def has_latents(self, member: PlanMember) -> bool:
+        """True where a member begins with what all its denoising steps have made."""
+        output = self._find_input(member)
+        return output is not None and output.stages == (Stage.DIFFUSE,)
+
     def ready_s(self, run: PlanRun) -> float:
         """The time at which all that has been pushed to the leader of a plan is there; 0 when that is nothing."""
         ready_s = 0.0

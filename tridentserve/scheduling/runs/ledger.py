@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from tridentserve.plans import DispatchPlan, WorkerId
 from tridentserve.protocols import PendingRequest
 from tridentserve.scheduling import events as ev
-from tridentserve.scheduling.runs import KeptOutput, Request, Run
+from tridentserve.scheduling.runs.request import KeptOutput, Request
+from tridentserve.scheduling.runs.run import Run
 from tridentserve.scheduling.workers.worker_pool import WorkerPool
 
 
@@ -87,6 +88,10 @@ class Ledger:
         for run in runs:
             run.begin_plan(plan)
         self._plans[plan.plan_id] = (plan, tuple(runs))
+
+    def send_ahead(self, plan: DispatchPlan, run: Run) -> None:
+        """A plan that becomes that of a run when the one that it has now has ended."""
+        self._plans[plan.plan_id] = (plan, (run,))
 
     def correct_plan(self, run: Run, plan: DispatchPlan) -> None:
         """The plan of a run, which takes over another one, as it really is."""

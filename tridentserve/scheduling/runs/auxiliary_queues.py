@@ -8,7 +8,8 @@ from typing import Literal
 from tridentserve.plans import DispatchPlan, Replica, WorkerId
 from tridentserve.protocols import StageTimes
 from tridentserve.scheduling.estimation.plan_estimates import stage_seconds
-from tridentserve.scheduling.runs import Leg, Run
+from tridentserve.scheduling.runs.legs import Leg
+from tridentserve.scheduling.runs.run import Run
 from tridentserve.scheduling.workers.worker_pool import WorkerPool
 from tridentserve.stages import Stage
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 from tridentserve.errors import ProfileError
-from tridentserve.plans import DispatchPlan, PlanMember, Replica
+from tridentserve.plans import DispatchPlan, Replica
 from tridentserve.protocols import Assignment, Preemption
 from tridentserve.scheduling import events as ev
-from tridentserve.scheduling.auxiliary_queues import DecodeQueue, EncodeQueue, OtherPlaces, can_run_as_planned
-from tridentserve.scheduling.checkpoint_schedule import CheckpointSchedule
 from tridentserve.scheduling.estimation.expected_times import ExpectedTimes
-from tridentserve.scheduling.ledger import Ledger
-from tridentserve.scheduling.runs import Leg, Request, Run, merge_legs
-from tridentserve.scheduling.takeovers import Takeovers
+from tridentserve.scheduling.runs.auxiliary_queues import DecodeQueue, EncodeQueue, OtherPlaces, can_run_as_planned
+from tridentserve.scheduling.runs.checkpoint_schedule import CheckpointSchedule
+from tridentserve.scheduling.runs.ledger import Ledger
+from tridentserve.scheduling.runs.legs import Leg
+from tridentserve.scheduling.runs.plan_sender import PlanSender
+from tridentserve.scheduling.runs.plans_ahead import PlansAhead
+from tridentserve.scheduling.runs.request import Request
+from tridentserve.scheduling.runs.run import Run
 from tridentserve.scheduling.workers.worker_pool import WorkerPool
 from tridentserve.stages import Stage
 
@@ -39,48 +41,21 @@ class AssignmentRunner:
         self._places = places
         self._encodes = encodes
         self._decodes = decodes
-        self._checkpoints = checkpoints
-        self._takeovers = Takeovers(ledger)
+        self._sender = PlanSender(ledger, pool, times, encodes, checkpoints)
+        self._ahead = PlansAhead(ledger, pool, times, self._sender)
 
     def start(self, assignment: Assignment, now_s: float) -> list[ev.Effect]:
         """Begin a run of requests that wait, or that join a running batch."""
         if assignment.takes_over:
-            return self._take_over(assignment, now_s)
+            return self._ahead.take_over(assignment, now_s)
         requests = [self._ledger.requests[request_id] for request_id in assignment.request_ids]
         try:
-            run, promises = self._build_run(assignment, requests, now_s)
+            run, promises = self._sender.build_run(assignment, requests, now_s)
         except ProfileError as error:  # nothing has changed yet
             return [self._ledger.reject(request, "invalid_request", str(error)) for request in requests]
         self._ledger.begin_run(run)
-        self._pool.reserve(assignment.diffuse, run.run_id, run.diffuse_end_s)
-        for leg, seconds in promises:
-            self._pool.promise(leg.workers, run.run_id, seconds)
+        self._sender.reserve(run, promises)
         return self._run_next_leg(run, now_s, assignment.reason)
-
-    def _take_over(self, assignment: Assignment, now_s: float) -> list[ev.Effect]:
-        """Send a plan of a running batch and of those that join it behind the plan that it takes over."""
-        requests = [self._ledger.requests[request_id] for request_id in assignment.request_ids]
-        before = self._takeovers.find_run(assignment, requests, now_s)
-        if before is None or before.plan is None:
-            return []
-        inherited = {request.spec.request_id: before.view(request, now_s).steps_done + 1 for request in before.requests}
-        if any(request.spec.num_inference_steps <= inherited[request.spec.request_id] for request in before.requests):
-            return []
-        try:
-            run, promises = self._build_run(assignment, requests, now_s, inherited)
-        except ProfileError:
-            return []
-        leg = run.legs[0]
-        if Stage.DIFFUSE not in leg.stages or leg.workers != before.plan.workers:
-            return []
-        run.predecessor = before.plan
-        self._takeovers.begin(before, run)
-        self._pool.reserve(assignment.diffuse, run.run_id, run.diffuse_end_s)
-        for later, seconds in promises:
-            self._pool.promise(later.workers, run.run_id, seconds)
-        effects = self._send_leg([run], leg, now_s, assignment.reason)
-        run.expect_diffuse_end(run.diffuse_end_s + before.step_s)
-        return [ev.Yield(run.predecessor.plan_id, assignment.reason), *effects]
 
     def preempt(self, preemption: Preemption) -> list[ev.Effect]:
         """Let the run of a request yield. Ignored where nothing runs, or nothing is to be gained."""
@@ -88,7 +63,7 @@ class AssignmentRunner:
         run = request.run if request is not None else None
         if run is None or run.plan is None or not run.preempt():
             return []
-        return [ev.Yield(run.plan.plan_id, preemption.reason)]
+        return self._ahead.stop(run, preemption.reason)
 
     def send_due(self, now_s: float) -> list[ev.Effect]:
         """Send each waiting E and C that a worker can take now."""
@@ -101,8 +76,7 @@ class AssignmentRunner:
 
     def finish_plan(self, event: ev.StageFinished, now_s: float) -> list[ev.Effect]:
         """A plan has ended well."""
-        taken_over = self._takeovers.recall(event.plan_id)
-        return self._take_in_finish(event, now_s) + self._takeovers.close(taken_over)
+        return self._ahead.end_plan(event.plan_id, now_s, lambda: self._take_in_finish(event, now_s))
 
     def _take_in_finish(self, event: ev.StageFinished, now_s: float) -> list[ev.Effect]:
         ended = self._ledger.end_plan(event.plan_id, now_s)
@@ -115,16 +89,16 @@ class AssignmentRunner:
         return [effect for run in runs for effect in self._continue_run(plan, run, ran, num_steps, now_s)]
 
     def end_stopped_plan(self, event: ev.PlanStopped, now_s: float) -> list[ev.Effect]:
-        """A plan has ended that nobody waits for."""
-        taken_over = self._takeovers.recall(event.plan_id)
-        self._ledger.end_plan(event.plan_id, now_s)
-        return self._takeovers.close(taken_over)
+        """A plan has ended that nobody waits for, or had nothing to continue with."""
+        return self._ahead.end_plan(event.plan_id, now_s, lambda: self._take_in_stop(event, now_s))
+
+    def _take_in_stop(self, event: ev.PlanStopped, now_s: float) -> list[ev.Effect]:
+        _, runs = self._ledger.end_plan(event.plan_id, now_s) or (None, [])
+        return [effect for run in runs for effect in self._ledger.requeue(run, "its plan had no inputs")]
 
     def fail_plan(self, event: ev.PlanFailed, now_s: float) -> list[ev.Effect]:
         """A plan has ended badly."""
-        self._takeovers.give_back(event.plan_id)
-        taken_over = self._takeovers.recall(event.plan_id)
-        return self._take_in_failure(event, now_s) + self._takeovers.close(taken_over)
+        return self._ahead.end_plan(event.plan_id, now_s, lambda: self._take_in_failure(event, now_s))
 
     def _take_in_failure(self, event: ev.PlanFailed, now_s: float) -> list[ev.Effect]:
         known = self._ledger.find_plan(event.plan_id)
@@ -147,49 +121,6 @@ class AssignmentRunner:
 
     # Plans are sent.
 
-    def _build_run(
-        self,
-        assignment: Assignment,
-        requests: list[Request],
-        now_s: float,
-        inherited: Mapping[str, int] | None = None,
-    ) -> tuple[Run, list[tuple[Leg, float]]]:
-        """The run, and the seconds of its legs after D. Raises `ProfileError` where those of any leg are not known.
-        `inherited`: see `Run.inherited`."""
-        if requests[0].spec.whole:
-            assignment = _make_whole(assignment)
-        inherited = inherited or {}
-        left_of = [
-            request.spec.num_inference_steps - inherited.get(request.spec.request_id, request.steps_done)
-            for request in requests
-        ]
-        left = min(left_of)
-        num_steps = left if assignment.num_steps is None else min(assignment.num_steps, left)
-        finishing = left_of.count(num_steps)
-        if inherited:  # some may have another number of steps left: C is a plan of its own
-            finishing = min(finishing, len(requests) - 1)
-        is_encoded = all(request.encoded or request.spec.request_id in inherited for request in requests)
-        specs = [request.spec for request in requests]
-        step_s = self._times.step_s(specs, len(assignment.diffuse))
-        run = Run(
-            run_id=self._ledger.make_id(),
-            requests=requests,
-            assignment=assignment,
-            num_steps=num_steps,
-            legs=merge_legs(assignment, not is_encoded, finishing),
-            step_s=step_s,
-            diffuse_end_s=now_s + num_steps * step_s,
-            inherited=inherited,
-            is_mixed=len({spec.shape for spec in specs}) > 1,
-        )
-        self._times.leg_s(run.legs[0], run, len(requests))
-        if Stage.DIFFUSE not in run.legs[0].stages:
-            encode_s = self._times.encode_s(specs, len(assignment.encode))
-            free_s = max(self._pool.free_at_s(worker, now_s) for worker in assignment.encode)
-            run.expect_diffuse_end(run.diffuse_end_s + (encode_s + free_s - now_s))
-        after = [leg for leg in run.legs[1:] if Stage.DIFFUSE not in leg.stages]
-        return run, [(leg, self._times.leg_s(leg, run, finishing)) for leg in after]
-
     def _run_next_leg(self, run: Run, now_s: float, reason: str) -> list[ev.Effect]:
         leg, model = run.legs[0], run.spec.model
         if leg.stages == (Stage.DECODE,) and not self._pool.holds(leg.workers[0], Replica(model, Stage.DIFFUSE)):
@@ -205,7 +136,8 @@ class AssignmentRunner:
         """Send the next leg of these runs to its workers. Without any, the members go back to the queue."""
         if leg is None:
             return [effect for run in runs for effect in self._ledger.requeue(run, self._explain_nowhere(run))]
-        return self._send_leg(runs, leg, now_s, reason)
+        sent = self._sender.send_leg(runs, leg, now_s, reason)
+        return [*sent, *(self._ahead.send_rest(runs[0], now_s) if Stage.DIFFUSE in leg.stages else ())]
 
     def _explain_nowhere(self, run: Run) -> str:
         """The reason why no workers can run the next leg of a run."""
@@ -214,35 +146,6 @@ class AssignmentRunner:
         if lost:
             return f"{'+'.join(lost)} was lost before the plan started"
         return f"no worker holds {''.join(stage.letter for stage in leg.stages)} of {run.spec.model} any more"
-
-    def _send_leg(self, runs: Sequence[Run], leg: Leg, now_s: float, reason: str) -> list[ev.Effect]:
-        """One plan: of one run, or E of several."""
-        run = max(runs, key=lambda run: run.spec.num_outputs)
-        diffuses = Stage.DIFFUSE in leg.stages
-        members: list[PlanMember] = []
-        for each in runs:
-            members += each.take_members(leg)
-        plan = DispatchPlan(
-            plan_id=self._ledger.make_id(),
-            model=run.spec.model,
-            stages=leg.stages,
-            workers=leg.workers,
-            members=tuple(members),
-            group=self._pool.group_name(leg.workers) if len(leg.workers) > 1 else None,
-            decode_degree=self._times.decode_degree(run.spec.model, leg),
-            saves=self._checkpoints.choose_steps(run, leg.workers, leg.workers[0]) if diffuses else None,
-            takes_over=run.predecessor.plan_id if run.predecessor is not None else None,
-        )
-        self._ledger.begin_plan(plan, runs)
-        self._encodes.note_sent(plan)
-        expected_s = self._times.leg_s(leg, run, len(members))
-        if diffuses:
-            run.expect_diffuse_end(now_s + expected_s)
-            run.open_from(now_s)
-        elif leg.stages == (Stage.DECODE,):
-            self._pool.release(run.workers, run.run_id)
-        self._pool.start(plan, expected_s, now_s)
-        return [ev.RunPlan(plan, reason)]
 
     # Plans have ended.
 
@@ -262,6 +165,11 @@ class AssignmentRunner:
             self._end_diffuse(plan, run, ran)
         elif run.yielding:
             self._return_to_queue(run, run.requests)
+        if run.decode_ahead is not None and run.requests:
+            if self._ledger.find_plan(run.decode_ahead.plan_id) is not None:
+                run.begin_decode_ahead()
+                return []
+            run.forget_decode_ahead()
         if run.legs and run.requests:
             stages = "".join(stage.letter for stage in plan.stages)
             return self._run_next_leg(run, now_s, f"{stages} of plan {plan.plan_id} is done")
@@ -272,12 +180,12 @@ class AssignmentRunner:
         """D's workers are free. Members with steps left wait for another dispatch, or are in the plan that takes over;
         the others continue with C."""
         self._pool.free(run.assignment.diffuse, run.run_id)
-        left = [request for request in run.requests if request.steps_left > 0]
-        if self._takeovers.find_successor(run) is not None and Stage.DIFFUSE in ran:
-            for request in left:
-                run.hand_on(request)
-        else:
-            self._return_to_queue(run, left)
+        for request in [request for request in run.requests if request.steps_left > 0]:
+            heir = self._ahead.find_heir(run, request, plan.plan_id) if Stage.DIFFUSE in ran else None
+            if heir is not None:
+                run.hand_on(request, heir)
+            else:
+                self._return_to_queue(run, [request])
         if run.requests and not run.legs:
             run.add_decode(plan)
 
@@ -291,8 +199,3 @@ class AssignmentRunner:
         latency_s = now_s - request.arrival_s
         verdict = "in time" if latency_s <= request.slo_s else f"late by {latency_s - request.slo_s:.2f} s"
         return ev.Finish(request.spec.request_id, latency_s, request.slo_s, verdict)
-
-
-def _make_whole(assignment: Assignment) -> Assignment:
-    """The assignment with all steps of D, and C behind them, whatever a policy that counts on segments has decided."""
-    return replace(assignment, num_steps=None, decode=assignment.decode or assignment.diffuse[:1])

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from tridentserve.plans import CheckpointSteps, WorkerId
-from tridentserve.scheduling.runs import Run
+from tridentserve.scheduling.runs.run import Run
 from tridentserve.scheduling.workers.worker_pool import WorkerPool
 
 

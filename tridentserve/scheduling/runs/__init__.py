@@ -1,0 +1,1 @@
+"""Assignments that are being carried out, and the requests in them."""
