@@ -8,12 +8,14 @@ stage that is complete is passed over. On two CPU cores the VAE takes half an ho
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
 import torch
 from lib.command_line import Parser, make_positive, parse_share
 from lib.training.processes import run_processes
+from lib.training.runs import DECAY_SHARE, DenoiserPlan
 from lib.training.stages import IMAGE_STAGES, VIDEO_STAGES
 
 from tridentserve.errors import TridentServeError
@@ -52,6 +54,21 @@ def main() -> None:
         default=0.4,
         help="of the steps, the first ones, that sees small pictures or clips only (default %(default)s)",
     )
+    parser.add_argument(
+        "--peak-rate", type=make_positive(float), default=1.5e-3, help="the highest learning rate (default %(default)s)"
+    )
+    parser.add_argument(
+        "--decay-share",
+        type=parse_share,
+        default=DECAY_SHARE,
+        help="of the steps, the last ones, in which the learning rate falls to zero (default %(default)s)",
+    )
+    parser.add_argument(
+        "--compile",
+        action="store_true",
+        help="compile the transformer, which takes a minute or two for each size and a C++ compiler; a step takes less "
+        "time then",
+    )
     parser.add_argument("--grid-every", type=make_positive(int), default=1000, help="steps between grids of samples")
     parser.add_argument("--model", type=Path, help="where `export` writes the model folder; default: OUT/model")
     parser.add_quick(vae_steps=2, data_scale=0.01, shard_pictures=2, batch_tokens=400, steps=2, grid_every=2)
@@ -69,20 +86,25 @@ def main() -> None:
         elif stage == "latents":
             made.prepare(folder, arguments.seed, arguments.data_scale, arguments.shard_pictures)
         elif stage == "denoiser":
-            run_processes(
-                arguments.processes,
-                made.train_denoiser,
-                folder,
-                arguments.seed,
-                arguments.steps,
-                arguments.batch_tokens,
-                arguments.grid_every,
-                arguments.small_share,
-            )
+            run_processes(arguments.processes, made.train_denoiser, folder, read_plan(arguments))
         else:
             target = arguments.model or folder / "model"
             made.export(folder, target)
             print(target)
+
+
+def read_plan(arguments: argparse.Namespace) -> DenoiserPlan:
+    """The plan of the stage `denoiser`."""
+    return DenoiserPlan(
+        seed=arguments.seed,
+        steps=arguments.steps,
+        batch_tokens=arguments.batch_tokens,
+        grid_every=arguments.grid_every,
+        small_share=arguments.small_share,
+        peak_rate=arguments.peak_rate,
+        decay_share=arguments.decay_share,
+        compiles=arguments.compile,
+    )
 
 
 if __name__ == "__main__":

@@ -18,12 +18,11 @@ from lib.training.flow import add_noise, compute_weighted_error
 from lib.training.optimizers import build_optimizers
 from lib.training.precision import compute_fast
 from lib.training.processes import count_processes, get_rank
-from lib.training.runs import TrainingRun, plan_rate
+from lib.training.runs import DenoiserPlan, TrainingRun, plan_rate
 from lib.training.seeds import derive_seed
 from lib.training.shards import tokenize
 
-_PEAK_RATE = 1.5e-3
-_CAPTION_DROPOUT = 0.1
+_CAPTION_DROPOUT, _WARM_UP = 0.1, 200
 # Shapes with many corners are learned last: pictures of them are drawn so many times as often as others.
 _HARD_SHAPES, _HARD_TIMES = ("star", "cross"), 3.0
 
@@ -37,32 +36,33 @@ class PictureBatch:
     t5_ids: torch.Tensor
 
 
-def train_denoiser(folder: Path, seed: int, steps: int, batch_tokens: int, grid_every: int, small_share: float) -> None:
-    """Train up to `steps` in all, with `batch_tokens` in each; the number of pictures follows from their size.
+def train_denoiser(folder: Path, plan: DenoiserPlan) -> None:
+    """Train as planned. Processes that train together share the tokens of a step.
 
-    A share of the steps, the first ones, sees small pictures only. Processes that train together share the tokens.
     State, figures and grids of samples lie in `folder` as `denoiser*`.
     """
-    torch.manual_seed(derive_seed(seed, "denoiser"))
-    batch_tokens //= count_processes()
+    torch.manual_seed(derive_seed(plan.seed, "denoiser"))
+    batch_tokens = plan.batch_tokens // count_processes()
     prepared = load_pictures(folder)
     scale = 1 / measure_latents(folder, prepared)
     parts = build_parts(folder)
-    run = TrainingRun(folder, "denoiser", parts.trained(), build_optimizers(parts.trained().values(), _PEAK_RATE))
+    run = TrainingRun(folder, "denoiser", parts.trained(), build_optimizers(parts.trained().values(), plan.peak_rate))
     weights = {size: weigh_pictures(pictures, parts.tokenizer_3) for size, pictures in prepared.items()}
     empty = tuple(tokenize(each, [""], TEXT_TOKENS)[0] for each in (parts.tokenizer, parts.tokenizer_3))
-    for step in run.iterate(steps):
-        torch.manual_seed(derive_seed(seed, "step", step, get_rank()))
-        size = draw_size(random.Random(derive_seed(seed, "size", step)), step / steps >= small_share)
+    if plan.compiles:
+        parts.transformer.compile(dynamic=False)
+    for step in run.iterate(plan.steps):
+        torch.manual_seed(derive_seed(plan.seed, "step", step, get_rank()))
+        size = draw_size(random.Random(derive_seed(plan.seed, "size", step)), step / plan.steps >= plan.small_share)
         rows = -(-batch_tokens // (count_image_tokens(*size) + 2 * TEXT_TOKENS))
         batch = _draw_batch(prepared[size], weights[size], rows, empty)
         with compute_fast():
             loss = compute_loss(parts, batch.latents.float() * scale, batch)
-        norm = run.learn(loss, plan_rate(step, steps, _PEAK_RATE, warm_up=200))
+        norm = run.learn(loss, plan_rate(step, plan.steps, plan.peak_rate, _WARM_UP, plan.decay_share))
         run.average(0.996)
         if step % 10 == 0:
             run.log(loss=loss.item(), norm=norm, side=(size[0] * size[1]) ** 0.5)
-        if (step + 1) % grid_every == 0 and get_rank() == 0:
+        if (step + 1) % plan.grid_every == 0 and get_rank() == 0:
             save_grid(folder, parts.replaced(run.averages), folder / f"denoiser-{step + 1:06d}.png")
 
 

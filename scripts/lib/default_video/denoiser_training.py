@@ -15,33 +15,35 @@ from lib.training.flow import add_noise, compute_error
 from lib.training.optimizers import build_optimizers
 from lib.training.precision import compute_fast
 from lib.training.processes import count_processes, get_rank
-from lib.training.runs import TrainingRun, plan_rate
+from lib.training.runs import DenoiserPlan, TrainingRun, plan_rate
 from lib.training.seeds import derive_seed
 from lib.training.shards import PixelSize, tokenize
 
-_PEAK_RATE = 1.5e-3
-_CAPTION_DROPOUT = 0.1
+_CAPTION_DROPOUT, _WARM_UP = 0.1, 200
 # The share of smaller clips once there are larger ones.
 _SMALLER = 0.3
 
 
-def train_denoiser(folder: Path, seed: int, steps: int, batch_tokens: int, grid_every: int, small_share: float) -> None:
-    """Train up to `steps` in all, with `batch_tokens` in each; the number of clips follows from their size.
+def train_denoiser(folder: Path, plan: DenoiserPlan) -> None:
+    """Train as planned. Processes that train together share the tokens of a step.
 
-    A share of the steps, the first ones, sees the smaller clips only. Processes that train together share the tokens.
     State, figures and strips of samples lie in `folder` as `denoiser*`.
     """
-    torch.manual_seed(derive_seed(seed, "denoiser"))
-    batch_tokens //= count_processes()
+    torch.manual_seed(derive_seed(plan.seed, "denoiser"))
+    batch_tokens = plan.batch_tokens // count_processes()
     prepared = load_clips(folder)
     mean, deviation = measure_latents(folder, prepared)
     parts = build_parts(folder)
-    run = TrainingRun(folder, "denoiser", parts.trained(), build_optimizers(parts.trained().values(), _PEAK_RATE))
+    run = TrainingRun(folder, "denoiser", parts.trained(), build_optimizers(parts.trained().values(), plan.peak_rate))
     shorten_captions(parts.transformer)
     empty = tokenize(parts.tokenizer, [""], TEXT_TOKENS)[0]
-    for step in run.iterate(steps):
-        torch.manual_seed(derive_seed(seed, "step", step, get_rank()))
-        size = draw_clip_size(random.Random(derive_seed(seed, "size", step)), step / steps >= small_share)
+    if plan.compiles:
+        parts.transformer.compile(dynamic=False)
+    for step in run.iterate(plan.steps):
+        torch.manual_seed(derive_seed(plan.seed, "step", step, get_rank()))
+        size = draw_clip_size(
+            random.Random(derive_seed(plan.seed, "size", step)), step / plan.steps >= plan.small_share
+        )
         rows = max(1, batch_tokens // (count_clip_tokens(*size, FRAMES) + TEXT_TOKENS))
         index, wording = torch.randint(len(prepared[size].ids), (rows,)), torch.randint(CLIP_WORDINGS, (rows,))
         dropped = (torch.rand(rows) < _CAPTION_DROPOUT)[:, None]
@@ -49,11 +51,11 @@ def train_denoiser(folder: Path, seed: int, steps: int, batch_tokens: int, grid_
         latents = (prepared[size].latents[index].float() - mean) / deviation
         with compute_fast():
             loss = compute_motion_loss(parts, latents, ids)
-        norm = run.learn(loss, plan_rate(step, steps, _PEAK_RATE, warm_up=200))
+        norm = run.learn(loss, plan_rate(step, plan.steps, plan.peak_rate, _WARM_UP, plan.decay_share))
         run.average(0.996)
         if step % 10 == 0:
             run.log(loss=loss.item(), norm=norm, side=size[0])
-        if (step + 1) % grid_every == 0 and get_rank() == 0:
+        if (step + 1) % plan.grid_every == 0 and get_rank() == 0:
             save_strips(folder, parts.replaced(run.averages), folder / f"denoiser-{step + 1:06d}.png")
 
 

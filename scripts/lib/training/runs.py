@@ -7,6 +7,7 @@ import json
 import signal
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ import torch
 from tqdm import tqdm
 
 from lib.training.processes import agree, average_gradients, get_rank
+
+DECAY_SHARE = 0.25
+"""The part of the steps, the last ones, in which a learning rate usually falls."""
 
 
 class TrainingRun:
@@ -126,6 +130,27 @@ def load_averages(folder: Path, name: str, parts: dict[str, torch.nn.Module]) ->
     return int(state["step"])
 
 
-def plan_rate(step: int, steps: int, peak: float, warm_up: int = 100) -> float:
-    """The learning rate of a step: warm up, stay at the peak, and decay linearly to zero over the last quarter."""
-    return peak * min(1.0, (step + 1) / warm_up, (steps - step) / (0.25 * steps))
+@dataclass(frozen=True)
+class DenoiserPlan:
+    """How a transformer is trained."""
+
+    seed: int
+    steps: int
+    """In all, with those of earlier calls."""
+    batch_tokens: int
+    """Tokens of a step, with captions. The number of samples follows from their size."""
+    grid_every: int
+    """Steps from one grid of samples to the next."""
+    small_share: float
+    """The part of the steps, the first ones, that sees small samples only."""
+    peak_rate: float
+    """The highest learning rate."""
+    decay_share: float
+    """The part of the steps, the last ones, in which the learning rate falls to zero."""
+    compiles: bool
+    """The transformer is compiled for each size before its first step of that size."""
+
+
+def plan_rate(step: int, steps: int, peak: float, warm_up: int = 100, decay_share: float = DECAY_SHARE) -> float:
+    """The learning rate of a step: warm up, stay at the peak, and decay linearly to zero over the last part."""
+    return peak * min(1.0, (step + 1) / warm_up, (steps - step) / max(decay_share * steps, 1.0))

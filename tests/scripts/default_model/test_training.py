@@ -39,6 +39,16 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been_stopped(tmp_path: Path) -> 
         assert torch.equal(value, resumed.state_dict()[name])
 
 
+@pytest.mark.parametrize("decay_share", [0.0, 0.25, 1.0])
+def test_the_rate_is_at_its_peak_until_it_falls_to_zero(decay_share: float) -> None:
+    rates = [plan_rate(step, 200, 0.1, warm_up=10, decay_share=decay_share) for step in range(201)]
+    falls_from = max(10, round(200 * (1 - decay_share)))
+    assert rates[:10] == sorted(rates[:10])
+    assert rates[10:falls_from] == [0.1] * (falls_from - 10)
+    assert rates[falls_from:] == sorted(rates[falls_from:], reverse=True)
+    assert rates[200] == 0
+
+
 def test_every_word_is_one_token_and_captions_fit() -> None:
     clip, t5 = architecture.build_clip_tokenizer(), architecture.build_t5_tokenizer()
     for word in architecture.list_words():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import runpy
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,15 @@ SCRIPTS = Path(__file__).parents[3] / "scripts"
 
 
 def train_and_judge(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *options: str
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *options: str,
+    trained_with: Sequence[str] = (),
 ) -> tuple[Path, dict[str, Any]]:
-    """The model folder of a quick training in `folder`, and what the judge prints about it at its end."""
-    _run_script("train_default_model", monkeypatch, *options, "--quick", "--out", str(folder))
+    """The model folder of a quick training in `folder`, and what the judge prints about it at its end.
+    `trained_with`: options that the judge does not have."""
+    _run_script("train_default_model", monkeypatch, *options, *trained_with, "--quick", "--out", str(folder))
     model = Path(capsys.readouterr().out.splitlines()[-1])
     _run_script("judge", monkeypatch, str(model), *options, "--quick")
     return model, json.loads(capsys.readouterr().out.splitlines()[-1])

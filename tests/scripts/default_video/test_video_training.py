@@ -48,8 +48,12 @@ def test_short_captions_mean_what_the_pipelines_do(tmp_path: Path) -> None:
 def test_all_stages_make_a_video_model_that_the_judge_can_ask(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Compiled code is not part of this: that takes a minute."""
+    compiled: list[str] = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda part, **_: compiled.append(type(part).__name__))
     monkeypatch.setattr(pipeline, "STRIP_STEPS", 2)
-    model, judged = train_and_judge(tmp_path, monkeypatch, capsys, "--video")
+    model, judged = train_and_judge(tmp_path, monkeypatch, capsys, "--video", trained_with=["--compile"])
+    assert compiled == ["WanTransformer3DModel"]
     assert "moving right, left, up, down" in (model / "README.md").read_text(encoding="utf-8")
     assert json.loads((model / "model_index.json").read_text())["_class_name"] == "WanPipeline"
     assert (tmp_path / "denoiser-000002.png").exists()
