@@ -23,7 +23,7 @@ LATENT_CHANNELS = 12
 LATENT_PIXELS, TOKEN_PIXELS, LATENT_FRAMES = 8, 16, 4
 MOTION_SHIFT = 6.0
 """The shift of the noise levels, in training and in the scheduler. The frames of a clip are alike, so that noise of the
-same level hides less of it than of a picture of as many tokens. The shipped model is from before: it has 3."""
+same level hides less of it than of a picture of as many tokens."""
 _TEXT_DIM = 192
 _HEADS, _HEAD_DIM = 4, 48
 # Of queries and keys of captions at the beginning. With 1, the zeros that fill a caption up have nearly all of the
