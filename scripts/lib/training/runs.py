@@ -132,7 +132,7 @@ def load_averages(folder: Path, name: str, parts: dict[str, torch.nn.Module]) ->
 
 @dataclass(frozen=True)
 class DenoiserPlan:
-    """How a transformer is trained."""
+    """The settings with which a transformer is trained."""
 
     seed: int
     steps: int
