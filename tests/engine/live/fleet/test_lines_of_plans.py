@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +18,16 @@ from tridentserve.stages import Stage
 E, D, C = Stage.ENCODE, Stage.DIFFUSE, Stage.DECODE
 
 
+async def make_each_alone(plans: Plans, contents: Mapping[str, GenerationInputs]) -> dict[str, list[bytes]]:
+    """The images of each request by itself."""
+    alone = {}
+    for name, inputs in contents.items():
+        steps = (0, inputs.num_inference_steps)
+        _, alone[name], _ = await plans.run(plans.plan((E, D, C), "w3", request_id=name, steps=steps), inputs)
+        await forget(plans, name)
+    return alone
+
+
 @pytest.mark.parametrize("workers", ["w0", "w0 w1"])
 async def test_a_request_joins_a_batch_without_a_round_trip(plans: Plans, workers: str) -> None:
     """The plan of both is sent behind the one that it takes over; both have the images they would have alone."""
@@ -25,11 +36,7 @@ async def test_a_request_joins_a_batch_without_a_round_trip(plans: Plans, worker
         old: GenerationInputs("a boat", Shape(128, 128), LONG, 5.0, seed=1),
         new: GenerationInputs("a cow", Shape(128, 128), 3, 5.0, seed=2),
     }
-    alone = {}
-    for name, inputs in contents.items():
-        steps = (0, inputs.num_inference_steps)
-        _, alone[name], _ = await plans.run(plans.plan((E, D, C), "w3", request_id=name, steps=steps), inputs)
-        await forget(plans, name)
+    alone = await make_each_alone(plans, contents)
     stages = (E, D) if " " in workers else (E, D, C)
     first = plans.plan(stages, workers, request_id=old, steps=(0, LONG))
     running = asyncio.create_task(plans.run(first, contents))
@@ -64,11 +71,7 @@ async def test_a_batch_goes_on_without_a_round_trip_when_one_leaves(plans: Plans
         short: GenerationInputs("a boat", Shape(128, 128), 3, 5.0, seed=1),
         long: GenerationInputs("a cow", Shape(128, 128), 8, 5.0, seed=2),
     }
-    alone = {}
-    for name, inputs in contents.items():
-        steps = (0, inputs.num_inference_steps)
-        _, alone[name], _ = await plans.run(plans.plan((E, D, C), "w3", request_id=name, steps=steps), inputs)
-        await forget(plans, name)
+    alone = await make_each_alone(plans, contents)
     both = replace(plans.plan((E, D), workers), members=(PlanMember(short, (0, 3)), PlanMember(long, (0, 3))))
     decode = replace(
         plans.plan((C,), "w0", takes_over=both.plan_id),
