@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from lib.command_line import Parser, make_positive, parse_share
 from lib.training.processes import run_processes
-from lib.training.runs import DECAY_SHARE, DenoiserPlan
+from lib.training.runs import DECAY_SHARE, TrainingSetup
 from lib.training.stages import IMAGE_STAGES, VIDEO_STAGES
 
 from tridentserve.errors import TridentServeError
@@ -86,16 +86,16 @@ def main() -> None:
         elif stage == "latents":
             made.prepare(folder, arguments.seed, arguments.data_scale, arguments.shard_pictures)
         elif stage == "denoiser":
-            run_processes(arguments.processes, made.train_denoiser, folder, read_plan(arguments))
+            run_processes(arguments.processes, made.train_denoiser, folder, read_setup(arguments))
         else:
             target = arguments.model or folder / "model"
             made.export(folder, target)
             print(target)
 
 
-def read_plan(arguments: argparse.Namespace) -> DenoiserPlan:
-    """The plan of the stage `denoiser`."""
-    return DenoiserPlan(
+def read_setup(arguments: argparse.Namespace) -> TrainingSetup:
+    """The setup of the stage `denoiser`."""
+    return TrainingSetup(
         seed=arguments.seed,
         steps=arguments.steps,
         batch_tokens=arguments.batch_tokens,

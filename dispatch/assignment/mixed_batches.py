@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from dispatch.assignment.mixing import count_peaks, is_worthwhile, may_mix
 from dispatch.candidates.candidate import Candidate
 from dispatch.candidates.classes import by_deadline
 from dispatch.candidates.survey import TickView
@@ -16,15 +17,8 @@ from dispatch.options import DispatchOptions
 from tridentserve.errors import ProfileError
 from tridentserve.protocols import PendingRequest, StageTimes
 from tridentserve.requests import Shape
-from tridentserve.scheduling.estimation.plan_estimates import PACKED_PEAK_FACTOR, mixed_seconds
+from tridentserve.scheduling.estimation.plan_estimates import mixed_seconds
 from tridentserve.stages import Stage
-
-# A request joins where a step with it takes less than this share of the steps apart: predictions err by a few percent.
-WORTHWHILE = 0.95
-# Rings leave a worker with more than the mean of all: a little more than this many times as much, at the most.
-RING_UNEVENNESS = 2
-# Requests that keep to these share packed steps: no LoRA, `exact`, and not alone.
-PLAIN = ("exact", 1.0, None)
 
 
 class MixedBatches:
@@ -40,7 +34,7 @@ class MixedBatches:
         """`left`: the requests without a group. Those that join are taken out of it."""
         self._times = times
         self._limit = options.batch_limit
-        self._models, self._ring_models = options.pack_sizes, options.ring_sizes
+        self._options = options
         self._tick = tick
         self._left = left
 
@@ -73,9 +67,8 @@ class MixedBatches:
         return together, candidate
 
     def _can_be_mixed(self, work: Work, chosen: Candidate) -> bool:
-        """Packed steps run on one worker, or on a group where each request may have a ring. They hold all stages."""
-        models = self._models if chosen.group.degree == 1 else self._ring_models
-        return _stays(chosen) and work.model in models and work.batch_key == PLAIN
+        """Workers that do packed steps hold all stages."""
+        return _stays(chosen) and may_mix(self._options, work.model, work.batch_key, chosen.group.degree)
 
     def _list_like(self, work: Work) -> Iterator[tuple[PendingRequest, Work]]:
         """The requests that differ from some work in their size alone, or in their priority too."""
@@ -96,8 +89,7 @@ class MixedBatches:
         shapes = [*present, *joining]
         largest, degree = max(shapes, key=lambda shape: shape.tokens), before.group.degree
         found = self._find(work._replace(shape=largest, batch=len(shapes)), before)
-        # What has the memory for so many of the largest has it for smaller ones.
-        peaks = PACKED_PEAK_FACTOR * len(shapes) * (1 if degree == 1 else RING_UNEVENNESS)
+        peaks = count_peaks(len(shapes), degree)
         if found is None or self._find(work._replace(shape=largest, batch=peaks), before) is None:
             return None
         try:
@@ -113,7 +105,7 @@ class MixedBatches:
             return None
         apart_s = before.diffuse_s + work.num_steps * joining_s
         diffuse_s = work.num_steps * step_s
-        if diffuse_s >= WORTHWHILE * apart_s:
+        if not is_worthwhile(diffuse_s, apart_s):
             return None
         return found._replace(diffuse_s=diffuse_s, decode_s=decode_s)
 

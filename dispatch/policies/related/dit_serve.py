@@ -152,7 +152,7 @@ class _DitPool:
             self._tick.grow(members, queue.values(), self._index, ring, strict=False)
             alike = len(members)
             shorter = (each for each in self._list_waiting(waiting, queues) if self._find_ring(each) <= ring)
-            self._tick.mix(members, shorter, self._index, ring, strict=False)
+            self._tick.mixed.mix(members, shorter, self._index, ring, strict=False)
             started = self._start(members, ring)
             if not started:
                 del members[alike:]  # they wait for workers, or a batch, of their own

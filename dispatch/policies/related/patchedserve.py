@@ -171,9 +171,9 @@ class _PatchedPool:
         self._tick.grow(members, chain(near, far), self._index, degree, strict=False)
         self._tick.grow(members, waiting.values(), self._index, degree, strict=True)
         mine = (other for other in beside if other.held_by == first.held_by)
-        self._tick.mix(members, mine, self._index, degree, strict=False)
+        self._tick.mixed.mix(members, mine, self._index, degree, strict=False)
         if not self._picker.num_idle:
-            self._tick.mix(members, others, self._index, degree, strict=True)
+            self._tick.mixed.mix(members, others, self._index, degree, strict=True)
         candidate = self._tick.find_batch_candidates(members, self._index)[degree]
         slack_s = first.deadline_s - self._tick.expected_finish_s(first, candidate)
         reason = f"patchedserve: batch of {len(members)}, {slack_s:.2f} s of slack"

@@ -8,7 +8,7 @@ go to auxiliaries, as in TridentServe (arXiv 2510.02838, section 6.2).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from dispatch.candidates.work import Work
 from dispatch.dispatcher import IlpDispatcher
 from dispatch.options import DispatchOptions
 from dispatch.policies.greedy.work import count_steps_left
-from dispatch.policies.step_level.mixed_steps import MixedSteps, is_worthwhile
+from dispatch.policies.step_level.mixed_steps import MixedSteps
 from dispatch.workers.auxiliaries import Auxiliaries
 from dispatch.workers.memory_fit import MemoryCheck
 from dispatch.workers.pools import WorkerSnapshot, take_snapshot
@@ -43,7 +43,7 @@ class StepLevelDispatcher:
     def __init__(self, times: StageTimes, options: DispatchOptions | None = None) -> None:
         self._times = times
         self._options = options or DispatchOptions()
-        self._max_batch = self._options.batch_limit
+        self.max_batch = self._options.batch_limit
         self._feasibility = IlpDispatcher(times, self._options)
         self._memory = MemoryCheck(times, self._options)
         # The workers as last seen: most have not changed at the next tick.
@@ -55,7 +55,7 @@ class StepLevelDispatcher:
 
     def _build_tick(self, view: ClusterView) -> StepTick:
         self._snapshot = take_snapshot(view.workers) if self._snapshot is None else self._snapshot.update(view.workers)
-        return StepTick(self._times, self._options, self._memory, self._snapshot, view, self._max_batch)
+        return StepTick(self._times, self._options, self._memory, self._snapshot, view, self.max_batch)
 
 
 class BatchCandidate(NamedTuple):
@@ -95,7 +95,7 @@ class StepTick:
         self.pools = snapshot.pools
         self._times = times
         self._options = options
-        self._max_batch = max_batch
+        self.max_batch = max_batch
         self._memory = memory
         self._auxiliaries = Auxiliaries(snapshot.all_pools, snapshot.node_of, memory, times, view.now_s)
         self._builder = AssignmentBuilder(self._auxiliaries, view.now_s)
@@ -106,7 +106,8 @@ class StepTick:
         for spec in (*(each.spec for each in view.pending), *(each.spec for each in view.running)):
             equal = (spec.model, spec.shape, spec.num_outputs, spec.batch_key)
             self.kinds[spec.request_id] = numbers.setdefault(equal, len(numbers))
-        self._mixed = MixedSteps(times, options, self.find_candidates)
+        self.mixed = MixedSteps(self, times, options)
+        """Batches of several sizes."""
         self._limits: dict[tuple[int, int, int], int] = {}
         self._candidates: dict[tuple[int, int, int, bool], dict[int, BatchCandidate]] = {}
 
@@ -168,78 +169,17 @@ class StepTick:
     def find_candidates_together(
         self, specs: Sequence[RequestSpec], pool: int, encoded: bool
     ) -> Mapping[int, BatchCandidate]:
-        """`find_candidates` of requests of one kind, or of several sizes where these may share steps (`can_mix`)."""
+        """`find_candidates` of requests of one kind, or of several sizes where these may share steps."""
         if len({self.kinds[spec.request_id] for spec in specs}) == 1:
             return self.find_candidates(specs[0], pool, len(specs), encoded)
-        return self._mixed.find_candidates(specs, pool, encoded)
-
-    def can_mix(self, one: RequestSpec, other: RequestSpec, degree: int) -> bool:
-        """True where requests of two sizes may share steps on so many workers."""
-        return self._mixed.can_mix(one, other, degree)
-
-    def _gains_from_mixing(
-        self, present: Sequence[RequestSpec], joining: Sequence[RequestSpec], pool: int, degree: int
-    ) -> bool:
-        """True where a step with those that join takes less time than the steps apart."""
-        parts = (present, *([spec] for spec in joining))
-        apart = [self.find_candidates_together(part, pool, True).get(degree) for part in parts]
-        together = self.find_candidates_together([*present, *joining], pool, True).get(degree)
-        if together is None:
-            return False
-        return all(apart) and is_worthwhile(together.step_s, sum(each.step_s for each in apart if each is not None))
-
-    def mix(
-        self, members: list[PendingRequest], others: Iterable[PendingRequest], pool: int, degree: int, strict: bool
-    ) -> list[PendingRequest]:
-        """Let others of other sizes join in their order, where that pays, up to the largest batch. `strict`: as in
-        `grow`. Returns those that have joined."""
-        joined: list[PendingRequest] = []
-        if not count_steps_left(members[0]):
-            return joined
-        first = members[0].spec
-        waiting = [
-            each
-            for each in others
-            if count_steps_left(each)
-            and self.kinds[each.spec.request_id] != self.kinds[first.request_id]
-            and self.can_mix(first, each.spec, degree)
-        ]
-
-        def delays_nobody(joining: Sequence[PendingRequest]) -> bool:
-            together = [*members, *joining]
-            candidate = self.find_batch_candidates(together, pool).get(degree)
-            return candidate is not None and (not strict or self._delays_nobody(together, candidate, pool))
-
-        while waiting:
-            joining = self.find_joining([each.spec for each in members], waiting, pool, degree, delays_nobody)
-            members += joining
-            joined += joining
-            del waiting[: max(1, len(joining))]
-        return joined
-
-    def find_joining(
-        self,
-        present: Sequence[RequestSpec],
-        waiting: Sequence[PendingRequest],
-        pool: int,
-        degree: int,
-        may_join: Callable[[Sequence[PendingRequest]], bool] = lambda joining: True,
-    ) -> Sequence[PendingRequest]:
-        """The first of those that wait, which may be of other sizes, as few as make it pay that they share the steps of
-        those that are present; empty where it does not. One short request more on one worker of a group makes the
-        others wait: it pays with one for each of them."""
-        for count in range(1, min(len(waiting), degree, self._max_batch - len(present)) + 1):
-            joining = waiting[:count]
-            if self._gains_from_mixing(present, [each.spec for each in joining], pool, degree) and may_join(joining):
-                return joining
-        return ()
+        return self.mixed.find_candidates(specs, pool, encoded)
 
     def find_batch_limit(self, spec: RequestSpec, pool: int, degree: int) -> int:
         """The batch with the most steps per second, among those that fit: 1 where batching gains nothing."""
         key = (self.kinds[spec.request_id], pool, degree)
         if key not in self._limits:
             best, best_s = 1, float("inf")
-            for batch in range(1, self._max_batch + 1):
+            for batch in range(1, self.max_batch + 1):
                 if (candidate := self.find_candidates(spec, pool, batch).get(degree)) is None:
                     break
                 if candidate.step_s / batch < _WORTHWHILE * best_s:
@@ -262,17 +202,17 @@ class StepTick:
                 candidate = self.find_batch_candidates([*members, other], pool).get(degree)
                 if candidate is None:
                     continue
-                if not self._delays_nobody(members, candidate, pool):
+                if not self.delays_nobody(members, candidate, pool):
                     if other.encoded or not members[0].encoded:
                         return  # any other would delay them as much, or more by its E
                     continue
-                if not self._delays_nobody([other], candidate, pool):
+                if not self.delays_nobody([other], candidate, pool):
                     continue
             members.append(other)
             if len(members) >= limit:
                 return
 
-    def _delays_nobody(self, requests: Sequence[PendingRequest], candidate: BatchCandidate, pool: int) -> bool:
+    def delays_nobody(self, requests: Sequence[PendingRequest], candidate: BatchCandidate, pool: int) -> bool:
         """True when all that would be in time alone are in time in this batch."""
         return all(
             self.expected_finish_s(request, candidate) <= request.deadline_s

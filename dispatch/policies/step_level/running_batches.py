@@ -51,8 +51,8 @@ class RunningBatch:
         specs, degree = self.specs, len(self.workers)
         if self.stops:
             return ()
-        able = [each for each in waiting if tick.can_mix(specs[0], each.spec, degree)]
-        return tick.find_joining(specs, able, pool, degree)
+        able = [each for each in waiting if tick.mixed.can_mix(specs[0], each.spec, degree)]
+        return tick.mixed.find_joining(specs, able, pool, degree)
 
     def stop(self, why: str) -> list[Preemption]:
         """The preemption that stops the batch at its next step boundary; empty where it stops anyway."""

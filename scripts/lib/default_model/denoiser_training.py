@@ -18,11 +18,11 @@ from lib.training.flow import add_noise, compute_weighted_error
 from lib.training.optimizers import build_optimizers
 from lib.training.precision import compute_fast
 from lib.training.processes import count_processes, get_rank
-from lib.training.runs import DenoiserPlan, TrainingRun, plan_rate
+from lib.training.runs import TrainingRun, TrainingSetup
 from lib.training.seeds import derive_seed
 from lib.training.shards import tokenize
 
-_CAPTION_DROPOUT, _WARM_UP = 0.1, 200
+_CAPTION_DROPOUT = 0.1
 # Shapes with many corners are learned last: pictures of them are drawn so many times as often as others.
 _HARD_SHAPES, _HARD_TIMES = ("star", "cross"), 3.0
 
@@ -36,33 +36,34 @@ class PictureBatch:
     t5_ids: torch.Tensor
 
 
-def train_denoiser(folder: Path, plan: DenoiserPlan) -> None:
-    """Train as planned. Processes that train together share the tokens of a step.
+def train_denoiser(folder: Path, setup: TrainingSetup) -> None:
+    """Train as it is set up. Processes that train together share the tokens of a step.
 
     State, figures and grids of samples lie in `folder` as `denoiser*`.
     """
-    torch.manual_seed(derive_seed(plan.seed, "denoiser"))
-    batch_tokens = plan.batch_tokens // count_processes()
+    torch.manual_seed(derive_seed(setup.seed, "denoiser"))
+    batch_tokens = setup.batch_tokens // count_processes()
     prepared = load_pictures(folder)
     scale = 1 / measure_latents(folder, prepared)
     parts = build_parts(folder)
-    run = TrainingRun(folder, "denoiser", parts.trained(), build_optimizers(parts.trained().values(), plan.peak_rate))
+    run = TrainingRun(folder, "denoiser", parts.trained(), build_optimizers(parts.trained().values(), setup.peak_rate))
     weights = {size: weigh_pictures(pictures, parts.tokenizer_3) for size, pictures in prepared.items()}
     empty = tuple(tokenize(each, [""], TEXT_TOKENS)[0] for each in (parts.tokenizer, parts.tokenizer_3))
-    if plan.compiles:
+    if setup.compiles:
         parts.transformer.compile(dynamic=False)
-    for step in run.iterate(plan.steps):
-        torch.manual_seed(derive_seed(plan.seed, "step", step, get_rank()))
-        size = draw_size(random.Random(derive_seed(plan.seed, "size", step)), step / plan.steps >= plan.small_share)
+    for step in run.iterate(setup.steps):
+        torch.manual_seed(derive_seed(setup.seed, "step", step, get_rank()))
+        is_any = step / setup.steps >= setup.small_share
+        size = draw_size(random.Random(derive_seed(setup.seed, "size", step)), is_any)
         rows = -(-batch_tokens // (count_image_tokens(*size) + 2 * TEXT_TOKENS))
         batch = _draw_batch(prepared[size], weights[size], rows, empty)
         with compute_fast():
             loss = compute_loss(parts, batch.latents.float() * scale, batch)
-        norm = run.learn(loss, plan_rate(step, plan.steps, plan.peak_rate, _WARM_UP, plan.decay_share))
+        norm = run.learn(loss, setup.plan_rate(step))
         run.average(0.996)
         if step % 10 == 0:
             run.log(loss=loss.item(), norm=norm, side=(size[0] * size[1]) ** 0.5)
-        if (step + 1) % plan.grid_every == 0 and get_rank() == 0:
+        if (step + 1) % setup.grid_every == 0 and get_rank() == 0:
             save_grid(folder, parts.replaced(run.averages), folder / f"denoiser-{step + 1:06d}.png")
 
 

@@ -15,35 +15,34 @@ from lib.training.flow import add_noise, compute_error
 from lib.training.optimizers import build_optimizers
 from lib.training.precision import compute_fast
 from lib.training.processes import count_processes, get_rank
-from lib.training.runs import DenoiserPlan, TrainingRun, plan_rate
+from lib.training.runs import TrainingRun, TrainingSetup
 from lib.training.seeds import derive_seed
 from lib.training.shards import PixelSize, tokenize
 
-_CAPTION_DROPOUT, _WARM_UP = 0.1, 200
+_CAPTION_DROPOUT = 0.1
 # The share of smaller clips once there are larger ones.
 _SMALLER = 0.3
 
 
-def train_denoiser(folder: Path, plan: DenoiserPlan) -> None:
-    """Train as planned. Processes that train together share the tokens of a step.
+def train_denoiser(folder: Path, setup: TrainingSetup) -> None:
+    """Train as it is set up. Processes that train together share the tokens of a step.
 
     State, figures and strips of samples lie in `folder` as `denoiser*`.
     """
-    torch.manual_seed(derive_seed(plan.seed, "denoiser"))
-    batch_tokens = plan.batch_tokens // count_processes()
+    torch.manual_seed(derive_seed(setup.seed, "denoiser"))
+    batch_tokens = setup.batch_tokens // count_processes()
     prepared = load_clips(folder)
     mean, deviation = measure_latents(folder, prepared)
     parts = build_parts(folder)
-    run = TrainingRun(folder, "denoiser", parts.trained(), build_optimizers(parts.trained().values(), plan.peak_rate))
+    run = TrainingRun(folder, "denoiser", parts.trained(), build_optimizers(parts.trained().values(), setup.peak_rate))
     shorten_captions(parts.transformer)
     empty = tokenize(parts.tokenizer, [""], TEXT_TOKENS)[0]
-    if plan.compiles:
+    if setup.compiles:
         parts.transformer.compile(dynamic=False)
-    for step in run.iterate(plan.steps):
-        torch.manual_seed(derive_seed(plan.seed, "step", step, get_rank()))
-        size = draw_clip_size(
-            random.Random(derive_seed(plan.seed, "size", step)), step / plan.steps >= plan.small_share
-        )
+    for step in run.iterate(setup.steps):
+        torch.manual_seed(derive_seed(setup.seed, "step", step, get_rank()))
+        is_any = step / setup.steps >= setup.small_share
+        size = draw_clip_size(random.Random(derive_seed(setup.seed, "size", step)), is_any)
         rows = max(1, batch_tokens // (count_clip_tokens(*size, FRAMES) + TEXT_TOKENS))
         index, wording = torch.randint(len(prepared[size].ids), (rows,)), torch.randint(CLIP_WORDINGS, (rows,))
         dropped = (torch.rand(rows) < _CAPTION_DROPOUT)[:, None]
@@ -51,11 +50,11 @@ def train_denoiser(folder: Path, plan: DenoiserPlan) -> None:
         latents = (prepared[size].latents[index].float() - mean) / deviation
         with compute_fast():
             loss = compute_motion_loss(parts, latents, ids)
-        norm = run.learn(loss, plan_rate(step, plan.steps, plan.peak_rate, _WARM_UP, plan.decay_share))
+        norm = run.learn(loss, setup.plan_rate(step))
         run.average(0.996)
         if step % 10 == 0:
             run.log(loss=loss.item(), norm=norm, side=size[0])
-        if (step + 1) % plan.grid_every == 0 and get_rank() == 0:
+        if (step + 1) % setup.grid_every == 0 and get_rank() == 0:
             save_strips(folder, parts.replaced(run.averages), folder / f"denoiser-{step + 1:06d}.png")
 
 

@@ -21,7 +21,7 @@ DIRECTION_WORDINGS = {
 # Two things are harder than one, so that more of the clips that are trained on have two than of the judge's. The judge
 # draws the kind again with each try, so that those of two things, which often meet, are fewer than this says.
 JUDGED_KINDS = {"one": 0.6, "two": 0.4}
-TRAINED_KINDS = {"one": 0.2, "two": 0.8}
+TRAINED_KINDS = {"one": 0.4, "two": 0.6}
 # Of the picture's shorter side.
 _DIAMETERS = {"small": (0.2, 0.25), "medium": (0.3, 0.36)}
 _DISTANCE = (0.3, 0.55)

@@ -18,6 +18,8 @@ from lib.training.processes import agree, average_gradients, get_rank
 
 DECAY_SHARE = 0.25
 """The part of the steps, the last ones, in which a learning rate usually falls."""
+# Steps in which that of a transformer rises.
+_WARM_UP = 200
 
 
 class TrainingRun:
@@ -131,7 +133,7 @@ def load_averages(folder: Path, name: str, parts: dict[str, torch.nn.Module]) ->
 
 
 @dataclass(frozen=True)
-class DenoiserPlan:
+class TrainingSetup:
     """The settings with which a transformer is trained."""
 
     seed: int
@@ -149,6 +151,10 @@ class DenoiserPlan:
     """The part of the steps, the last ones, in which the learning rate falls to zero."""
     compiles: bool
     """The transformer is compiled for each size before its first step of that size."""
+
+    def plan_rate(self, step: int) -> float:
+        """The learning rate of a step."""
+        return plan_rate(step, self.steps, self.peak_rate, _WARM_UP, self.decay_share)
 
 
 def plan_rate(step: int, steps: int, peak: float, warm_up: int = 100, decay_share: float = DECAY_SHARE) -> float:

@@ -12,7 +12,7 @@ from lib.default_video import export as video_export
 from lib.default_video import latents as video_latents
 from lib.default_video import pipeline as video_pipeline
 from lib.default_video import vae_training as video_vae_training
-from lib.training.runs import DenoiserPlan
+from lib.training.runs import TrainingSetup
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class TrainingStages:
     """(folder, seed, steps)."""
     prepare: Callable[[Path, int, float, int], None]
     """(folder, seed, scale of the data set, samples in each file)."""
-    train_denoiser: Callable[[Path, DenoiserPlan], None]
-    """(folder, plan)."""
+    train_denoiser: Callable[[Path, TrainingSetup], None]
+    """(folder, setup)."""
     export: Callable[[Path, Path], None]
     """(folder, target): write the model folder."""
 

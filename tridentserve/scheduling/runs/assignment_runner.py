@@ -17,6 +17,7 @@ from tridentserve.scheduling.runs.plan_sender import PlanSender
 from tridentserve.scheduling.runs.plans_ahead import PlansAhead
 from tridentserve.scheduling.runs.request import Request
 from tridentserve.scheduling.runs.run import Run
+from tridentserve.scheduling.runs.takeovers import Takeovers
 from tridentserve.scheduling.workers.worker_pool import WorkerPool
 from tridentserve.stages import Stage
 
@@ -41,8 +42,9 @@ class AssignmentRunner:
         self._places = places
         self._encodes = encodes
         self._decodes = decodes
+        self._takeovers = Takeovers(ledger)
         self._sender = PlanSender(ledger, pool, times, encodes, checkpoints)
-        self._ahead = PlansAhead(ledger, pool, times, self._sender)
+        self._ahead = PlansAhead(ledger, self._takeovers, pool, times, self._sender)
 
     def start(self, assignment: Assignment, now_s: float) -> list[ev.Effect]:
         """Begin a run of requests that wait, or that join a running batch."""
@@ -181,7 +183,7 @@ class AssignmentRunner:
         the others continue with C."""
         self._pool.free(run.assignment.diffuse, run.run_id)
         for request in [request for request in run.requests if request.steps_left > 0]:
-            heir = self._ahead.find_heir(run, request, plan.plan_id) if Stage.DIFFUSE in ran else None
+            heir = self._takeovers.find_heir(run, request, plan.plan_id) if Stage.DIFFUSE in ran else None
             if heir is not None:
                 run.hand_on(request, heir)
             else:

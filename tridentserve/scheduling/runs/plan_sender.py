@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tridentserve.plans import DispatchPlan, PlanMember
+from tridentserve.plans import CheckpointSteps, DispatchPlan, PlanMember
 from tridentserve.protocols import Assignment
 from tridentserve.scheduling import events as ev
 from tridentserve.scheduling.estimation.expected_times import ExpectedTimes
@@ -95,17 +95,8 @@ class PlanSender:
         members: list[PlanMember] = []
         for each in runs:
             members += each.take_members(leg)
-        plan = DispatchPlan(
-            plan_id=self._ledger.make_id(),
-            model=run.spec.model,
-            stages=leg.stages,
-            workers=leg.workers,
-            members=tuple(members),
-            group=self._pool.group_name(leg.workers) if len(leg.workers) > 1 else None,
-            decode_degree=self._times.decode_degree(run.spec.model, leg),
-            saves=self._checkpoints.choose_steps(run, leg.workers, leg.workers[0]) if diffuses else None,
-            takes_over=run.predecessor.plan_id if run.predecessor is not None else None,
-        )
+        saves = self._checkpoints.choose_steps(run, leg.workers, leg.workers[0]) if diffuses else None
+        plan = self.make_plan(run.spec.model, leg, members, run.predecessor, saves)
         self._ledger.begin_plan(plan, runs)
         self._encodes.note_sent(plan)
         expected_s = self._times.leg_s(leg, run, len(members))
@@ -116,6 +107,27 @@ class PlanSender:
             self._pool.release(run.workers, run.run_id)
         self._pool.start(plan, expected_s, now_s)
         return [ev.RunPlan(plan, reason)]
+
+    def make_plan(
+        self,
+        model: str,
+        leg: Leg,
+        members: Sequence[PlanMember],
+        predecessor: DispatchPlan | None,
+        saves: CheckpointSteps | None = None,
+    ) -> DispatchPlan:
+        """The plan of a leg, which takes over its predecessor if it has one."""
+        return DispatchPlan(
+            plan_id=self._ledger.make_id(),
+            model=model,
+            stages=leg.stages,
+            workers=leg.workers,
+            members=tuple(members),
+            group=self._pool.group_name(leg.workers) if len(leg.workers) > 1 else None,
+            decode_degree=self._times.decode_degree(model, leg),
+            saves=saves,
+            takes_over=predecessor.plan_id if predecessor is not None else None,
+        )
 
 
 def _make_whole(assignment: Assignment) -> Assignment:

@@ -13,7 +13,6 @@ from tridentserve.scheduling.estimation.expected_times import ExpectedTimes
 from tridentserve.scheduling.runs.auxiliary_queues import can_run_as_planned
 from tridentserve.scheduling.runs.ledger import Ledger
 from tridentserve.scheduling.runs.plan_sender import PlanSender
-from tridentserve.scheduling.runs.request import Request
 from tridentserve.scheduling.runs.run import Inheritance, Run
 from tridentserve.scheduling.runs.takeovers import Takeovers
 from tridentserve.scheduling.workers.worker_pool import WorkerPool
@@ -23,12 +22,14 @@ from tridentserve.stages import Stage
 class PlansAhead:
     """Sends such plans, and takes in how the plans end that are in line with them."""
 
-    def __init__(self, ledger: Ledger, pool: WorkerPool, times: ExpectedTimes, sender: PlanSender) -> None:
+    def __init__(
+        self, ledger: Ledger, takeovers: Takeovers, pool: WorkerPool, times: ExpectedTimes, sender: PlanSender
+    ) -> None:
         self._ledger = ledger
+        self._takeovers = takeovers
         self._pool = pool
         self._times = times
         self._sender = sender
-        self._takeovers = Takeovers(ledger)
 
     def take_over(self, assignment: Assignment, now_s: float) -> list[ev.Effect]:
         """Send a plan of a running batch and of those that join it behind the plan that it takes over."""
@@ -93,19 +94,9 @@ class PlansAhead:
         if not can_run_as_planned(self._pool, plan.model, leg):
             return []
         ending = [each for each in run.requests if each.spec.request_id not in going_on]
-        members = tuple(
-            PlanMember(each.spec.request_id, None, plan.plan_id, plan.leader, inherited=True) for each in ending
-        )
-        decode = DispatchPlan(
-            plan_id=self._ledger.make_id(),
-            model=plan.model,
-            stages=leg.stages,
-            workers=leg.workers,
-            members=members,
-            group=self._pool.group_name(leg.workers) if len(leg.workers) > 1 else None,
-            decode_degree=self._times.decode_degree(plan.model, leg),
-            takes_over=plan.plan_id,
-        )
+        names = [each.spec.request_id for each in ending]
+        members = [PlanMember(name, None, plan.plan_id, plan.leader, inherited=True) for name in names]
+        decode = self._sender.make_plan(plan.model, leg, members, plan)
         run.note_decode_ahead(decode)
         self._ledger.send_ahead(decode, run)
         self._pool.release(run.workers, run.run_id)
@@ -115,10 +106,6 @@ class PlansAhead:
     def stop(self, run: Run, reason: str) -> list[ev.Effect]:
         """Have the plan of a run, and those behind it, stop at the next step boundary."""
         return _stop(run.line, reason)
-
-    def find_heir(self, run: Run, request: Request, plan_id: int) -> Run | None:
-        """See `Takeovers.find_heir`."""
-        return self._takeovers.find_heir(run, request, plan_id)
 
     def end_plan(self, plan_id: int, now_s: float, take_in: Callable[[], list[ev.Effect]]) -> list[ev.Effect]:
         """Take in the end of a plan, which others may follow, or which may follow another."""
