@@ -24,7 +24,20 @@ JUDGED_KINDS = {"one": 0.6, "two": 0.4}
 TRAINED_KINDS = {"one": 0.4, "two": 0.6}
 # Of the picture's shorter side.
 _DIAMETERS = {"small": (0.2, 0.25), "medium": (0.3, 0.36)}
+_PAIR_DIAMETERS = (0.2, 0.3)
 _DISTANCE = (0.3, 0.55)
+# Of the height, for the one that moves across where the other moves up or down.
+_ACROSS_PART = 0.36
+
+
+@dataclass(frozen=True)
+class Area:
+    """A part of the picture, in shares of its shorter side."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
 
 
 @dataclass(frozen=True)
@@ -66,53 +79,80 @@ class MovingScene:
 def draw_motion(rng: random.Random, width: int, height: int, held_out: bool = False) -> MovingScene:
     """Draw a moving scene for a clip of `width` x `height` pixels, trained on or held out for the judge."""
     shorter = min(width, height)
-    sides = (width / shorter, height / shorter)
+    picture = Area(0.0, 0.0, width / shorter, height / shorter)
     if held_out:
-        return draw_until(lambda: _try_motion(rng, *sides, _draw_kind(rng, JUDGED_KINDS)), held_out)
+        return draw_until(lambda: _try_motion(rng, picture, _draw_kind(rng, JUDGED_KINDS)), held_out)
     kind = _draw_kind(rng, TRAINED_KINDS)
-    return draw_until(lambda: _order_as_read(_try_motion(rng, *sides, kind)), held_out)
+    draw = _try_motion if kind == "one" else _try_parted_motion
+    return draw_until(lambda: draw(rng, picture, kind), held_out)
 
 
 def _draw_kind(rng: random.Random, kinds: Mapping[str, float]) -> str:
     return rng.choices(list(kinds), list(kinds.values()))[0]
 
 
-def _try_motion(rng: random.Random, width: float, height: float, kind: str) -> MovingScene | None:
+def _try_motion(rng: random.Random, picture: Area, kind: str) -> MovingScene | None:
+    """Draw things that are anywhere in the picture. Returns None where they meet or have one color."""
     background = rng.choice(["white", *words.BACKGROUNDS])
-    things = tuple(_draw_thing(rng, width, height, background) for _ in range(2 if kind == "two" else 1))
-    if len({part.thing.color for part in things}) < len(things) or _meet(things):
-        return None
-    return MovingScene(kind, things, background)
+    things = []
+    for _ in range(2 if kind == "two" else 1):
+        size = rng.choice(list(_DIAMETERS))
+        diameter = rng.uniform(*_DIAMETERS[size])
+        things.append(_draw_thing(rng, picture, background, size, diameter, rng.choice(list(DIRECTIONS))))
+    scene = MovingScene(kind, tuple(things), background)
+    return None if _share_color(scene) or _meet(scene.things) else scene
 
 
-def _order_as_read(scene: MovingScene | None) -> MovingScene | None:
-    """Have captions name the upper thing before the lower, or the left before the right where they lie further apart
-    across, in the middle of the clip. In any order, a caption would not say which of two places has which thing: the
-    model would have to choose, and often chose the same thing for both."""
-    if scene is None or scene.kind == "one":
-        return scene
-    one, other = (part.move(0.5) for part in scene.things)
-    right, down = other.x - one.x, other.y - one.y
-    is_read_so = (down if abs(down) > abs(right) else right) > 0
-    return scene if is_read_so else replace(scene, things=scene.things[::-1])
+def _try_parted_motion(rng: random.Random, picture: Area, kind: str) -> MovingScene | None:
+    """Draw two things, each in a part of the picture that is its own. Returns None where they have one color.
+
+    A caption says nothing of places. Where two things may be anywhere, the model has to choose, and chooses in each
+    place for itself: it draws a thing twice, or one thing where both meet.
+    """
+    background = rng.choice(["white", *words.BACKGROUNDS])
+    directions = [rng.choice(list(DIRECTIONS)) for _ in range(2)]
+    things = [
+        _draw_thing(rng, part, background, "small", rng.uniform(*_PAIR_DIAMETERS), direction)
+        for part, direction in zip(part_picture(picture, *directions), directions, strict=True)
+    ]
+    scene = MovingScene(kind, tuple(things), background)
+    return None if _share_color(scene) else scene
 
 
-def _draw_thing(rng: random.Random, width: float, height: float, background: str) -> MovingThing:
-    """A thing whose whole way lies in the picture."""
-    size = rng.choice(list(_DIAMETERS))
-    diameter = rng.uniform(*_DIAMETERS[size])
-    direction = rng.choice(list(DIRECTIONS))
+def part_picture(picture: Area, first: str, second: str) -> tuple[Area, Area]:
+    """Part the picture for two things that move in the directions `first` and `second`, in the order in which one
+    reads: side by side where both move up or down, else one above the other, with more room for one that moves up or
+    down."""
+    is_upright = [DIRECTIONS[direction][1] != 0 for direction in (first, second)]
+    width, height = picture.right - picture.left, picture.bottom - picture.top
+    if all(is_upright):
+        middle = picture.left + width / 2
+        return replace(picture, right=middle), replace(picture, left=middle)
+    share = 0.5 if not any(is_upright) else 1 - _ACROSS_PART if is_upright[0] else _ACROSS_PART
+    middle = picture.top + height * share
+    return replace(picture, bottom=middle), replace(picture, top=middle)
+
+
+def _draw_thing(
+    rng: random.Random, area: Area, background: str, size: str, diameter: float, direction: str
+) -> MovingThing:
+    """A thing whose whole way lies in the area."""
     right, down = DIRECTIONS[direction]
     reach = diameter / 2 + MARGIN
-    distance = min(rng.uniform(*_DISTANCE), (width if right else height) - 2 * reach)
+    room = area.right - area.left if right else area.bottom - area.top
+    distance = min(rng.uniform(*_DISTANCE), room - 2 * reach)
     starts = []
-    for step, side in ((right, width), (down, height)):
-        lowest, highest = reach + distance * (step < 0), side - reach - distance * (step > 0)
+    for step, low, high in ((right, area.left, area.right), (down, area.top, area.bottom)):
+        lowest, highest = low + reach + distance * (step < 0), high - reach - distance * (step > 0)
         starts.append(rng.uniform(lowest, highest))
     shape = rng.choice(list(words.SHAPES))
     x, y = starts
     thing = Thing(shape, pick_color(rng, background), size, diameter, x, y, pick_turn(rng, shape))
     return MovingThing(thing, direction, distance)
+
+
+def _share_color(scene: MovingScene) -> bool:
+    return len({part.thing.color for part in scene.things}) < len(scene.things)
 
 
 def _meet(things: tuple[MovingThing, ...]) -> bool:

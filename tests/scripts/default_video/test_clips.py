@@ -13,7 +13,7 @@ from lib.default_video.architecture import TEXT_TOKENS, build_tokenizer, list_mo
 from lib.default_video.clips import FRAMES, describe_motion, describe_motion_plainly, draw_clip
 from lib.default_video.denoiser_training import draw_clip_size
 from lib.default_video.latents import CLIP_SIZES
-from lib.default_video.motion import DIRECTIONS, TRAINED_KINDS, MovingScene, draw_motion
+from lib.default_video.motion import DIRECTIONS, TRAINED_KINDS, Area, MovingScene, draw_motion, part_picture
 from lib.default_video.vae_training import draw_crop
 from lib.judge.motion_asking import draw_motion_questions
 from lib.judge.motion_scoring import score_clip
@@ -56,17 +56,40 @@ def test_held_out_motions_are_never_trained_on() -> None:
 
 
 def test_as_many_clips_that_are_trained_on_have_two_things_as_was_meant() -> None:
-    """Two often meet, and are drawn again: that must not leave fewer of them."""
+    """Two of one color are drawn again: that must not leave fewer of them."""
     scenes = draw_scenes(1000, 96)
     assert sum(scene.kind == "two" for scene in scenes) / 1000 == pytest.approx(TRAINED_KINDS["two"], abs=0.05)
 
 
-def test_captions_name_two_things_as_one_reads() -> None:
-    for scene in draw_scenes(200, 96):
+@pytest.mark.parametrize("side", SIDES)
+def test_each_of_two_things_that_are_trained_on_has_a_part_of_the_picture_for_itself(side: int) -> None:
+    for scene in draw_scenes(200, side):
         if scene.kind == "two":
-            first, second = scene.freeze(0.5).things
-            right, down = second.x - first.x, second.y - first.y
-            assert (down if abs(down) > abs(right) else right) > 0
+            parts = part_picture(Area(0.0, 0.0, 1.0, 1.0), *(part.direction for part in scene.things))
+            for area, moving in zip(parts, scene.things, strict=True):
+                for thing in (moving.move(0), moving.move(1)):
+                    reach = thing.diameter / 2
+                    assert area.left <= thing.x - reach <= thing.x + reach <= area.right
+                    assert area.top <= thing.y - reach <= thing.y + reach <= area.bottom
+
+
+@pytest.mark.parametrize("first", DIRECTIONS)
+@pytest.mark.parametrize("second", DIRECTIONS)
+def test_two_things_part_the_picture_in_the_order_of_reading(first: str, second: str) -> None:
+    picture = Area(0.0, 0.0, 1.5, 1.0)
+    one, other = part_picture(picture, first, second)
+    assert (one.left, one.top, other.right, other.bottom) == (0.0, 0.0, 1.5, 1.0)
+    if {first, second} <= {"up", "down"}:
+        assert (one.right, one.bottom, other.top) == (other.left, 1.0, 0.0)
+    else:
+        assert (one.bottom, one.right, other.left) == (other.top, 1.5, 0.0)
+        # The one that moves up or down has more room.
+        if first in {"up", "down"}:
+            assert one.bottom > 0.5
+        elif second in {"up", "down"}:
+            assert one.bottom < 0.5
+        else:
+            assert one.bottom == 0.5
 
 
 def test_captions_say_what_moves_where_and_fit() -> None:
