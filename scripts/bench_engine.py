@@ -79,6 +79,13 @@ def _parse_arguments() -> argparse.Namespace:
         "--shift-s", type=make_positive(float), default=12.0, help="seconds of either load when the load shifts"
     )
     parser.add_argument(
+        "--shift-policies",
+        choices=_SHIFT_POLICIES,
+        nargs="+",
+        default=list(_SHIFT_POLICIES),
+        help="policies that serve this load, one after another",
+    )
+    parser.add_argument(
         "--overlap-s", type=make_positive(float), default=2.0, help="seconds of computation during handoffs"
     )
     parser.add_argument(
@@ -94,6 +101,7 @@ def _parse_arguments() -> argparse.Namespace:
         gap_s=0.1,
         keep_workers=True,
         shift_s=1.0,
+        shift_policies=[DEFAULT_POLICY],
         overlap_s=0.1,
         group_sizes=[2],
     )
@@ -125,7 +133,7 @@ async def _measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         load = (options.requests, options.gap_s)
         add("switch", await measure_switch(large, nbytes, folder / "host2", *load, options.keep_workers))
     if "shift" in options.only:
-        add("shift", await measure_shift(cache_dir(), folder / "host3", _SHIFT_POLICIES, 3, options.shift_s))
+        add("shift", await measure_shift(cache_dir(), folder / "host3", options.shift_policies, 3, options.shift_s))
     return result
 
 

@@ -127,7 +127,10 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--side", type=parse_whole_number, default=128, help="side of the images")
     parser.add_argument("--requests", type=parse_whole_number, default=6, help="requests of each way, two at a time")
     parser.add_argument("--steps", type=parse_whole_number, default=4, help="denoising steps of a request")
-    parser.add_quick(layers=24, heads=16, memory_mb=96, requests=2, steps=2)
+    parser.add_argument(
+        "--ways", choices=_WAYS, nargs="+", default=list(_WAYS), help="compare only these with whole weights"
+    )
+    parser.add_quick(layers=24, heads=16, memory_mb=96, requests=2, steps=2, ways=["divided"])
     return parser.parse_args()
 
 
@@ -145,8 +148,8 @@ async def _measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str,
         "whole": whole,
     }
     holds = True
-    for way, workers in _WAYS.items():
-        found, made = await _serve(options, folder, model, way, workers, options.memory_mb)
+    for way in options.ways:
+        found, made = await _serve(options, folder, model, way, _WAYS[way], options.memory_mb)
         found["largest_difference"] = max(_compare(*pair) for pair in zip(images, made, strict=True))
         figures[way] = found
         # What a worker has with whole weights, which are a mapped file, is that of libraries and activations.

@@ -18,6 +18,7 @@ from typing import Any, cast
 import torch
 from lib.benchmark import describe_run, print_result
 from lib.command_line import PROFILES, Parser, make_positive, parse_mix, parse_sides, parse_whole_number
+from lib.steps.border_ways import measure_borders
 from lib.steps.packed_mixes import measure_mix
 from lib.steps.packed_prediction import measure_predictions
 from lib.steps.packed_service import simulate_mix
@@ -44,6 +45,7 @@ def main() -> int:
         mixes = _measure_mixes(adapter, options.mixes, options) + _measure_mixes(unet, options.unet_mixes, options)
     predictions = _measure_predictions(adapter, options)
     rings = _measure_rings(options)
+    borders = _measure_borders(options)
     figures = {name: getattr(options, name) for name in ("steps", "unet_steps", "prompts", "mix_steps")}
     print_result(
         run,
@@ -53,6 +55,7 @@ def main() -> int:
             "mixes": mixes,
             "predictions": predictions,
             "rings": rings,
+            "borders": borders,
             "services": _simulate_services(options),
         },
     )
@@ -96,6 +99,14 @@ def _parse_arguments() -> argparse.Namespace:
         help="of requests on several workers, in pixels",
     )
     parser.add_argument("--ring-workers", type=parse_whole_number, default=4, help="a power of two")
+    parser.add_argument(
+        "--border-channels",
+        type=parse_whole_number,
+        nargs="*",
+        default=[64, 128, 256, 320],
+        help="of convolutions, multiples of 32",
+    )
+    parser.add_argument("--border-side", type=parse_whole_number, default=16, help="of their patches, in latent pixels")
     parser.add_argument("--mix-steps", type=parse_whole_number, default=8, help="denoising steps of requests of a mix")
     parser.add_argument("--rounds", type=parse_whole_number, default=7, help="measured rounds of each mix")
     parser.add_argument(
@@ -120,6 +131,8 @@ def _parse_arguments() -> argparse.Namespace:
         prediction_sides=[32, 48, 64],
         ring_mixes=[[32, 64]],
         ring_workers=2,
+        border_channels=[64],
+        border_side=8,
         mix_steps=1,
         rounds=1,
         requests=20,
@@ -195,6 +208,17 @@ def _measure_rings(options: argparse.Namespace) -> list[dict[str, Any]]:
         lambda row: (
             f"{row['sides']} on {row['workers']} workers: {row['step_s']:.2f} s a step, {row['time_over_padded']:.2f} "
             f"of padding, {row['sent_bytes'] / 1e6:.1f} MB sent, {row['sent_over_padded']:.2f} of padding"
+        ),
+    )
+
+
+def _measure_borders(options: argparse.Namespace) -> list[dict[str, Any]]:
+    rows = [measure_borders(channels, options.border_side, options.rounds) for channels in options.border_channels]
+    return _tell(
+        rows,
+        lambda row: (
+            f"group norm, borders and convolution of {row['channels']} channels: time {row['fused_ratio']:.2f} where "
+            f"the first two are one, convolution {row['convolution_share']:.2f} of all"
         ),
     )
 

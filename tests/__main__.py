@@ -19,7 +19,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 WITH_RAY = ("tests/engine/live", "tests/e2e")
-# Tests that start services of their own, and so can run apart from the others at no cost. They come last.
+# Tests that start services of their own, and so can run apart from the others at no cost: the lane that is free first
+# has them.
 OWN_SERVICES = ("tests/e2e/large_models", "tests/e2e/hub", "tests/e2e/starting")
 _NUM_LANES = 2
 _COUNTS = re.compile(r"=* ?(\d+ \w+.*|no tests ran) in [\d.]+s")
@@ -62,7 +63,7 @@ def parts(everything: bool, seed: int | None) -> tuple[Part, list[Part]]:
     starts = Part("starts", ((*pytest, *OWN_SERVICES),))
     ray = Part("ray", ((*pytest, *WITH_RAY, *(f"--ignore={folder}" for folder in OWN_SERVICES)),))
     pure = Part("pure", ((*pytest, *(f"--ignore={folder}" for folder in WITH_RAY)),))
-    return lint, [ray, pure, Part("types", (("mypy",),)), starts]
+    return lint, [ray, pure, starts, Part("types", (("mypy",),))]
 
 
 async def run(part: Part) -> Outcome:

@@ -98,10 +98,20 @@ class PatchLayout:
     def surround(self, patches: torch.Tensor) -> torch.Tensor:
         """Give each patch the pixels around it, and zeros beyond the edges of its image: (patches, channels, side + 2,
         side + 2)."""
-        above, below = patches[:, :, -1:], patches[:, :, :1]
-        tall = torch.cat([_take(above, self._above), patches, _take(below, self._below)], dim=2)
-        left, right = tall[..., -1:], tall[..., :1]
-        return torch.cat([_take(left, self._left), tall, _take(right, self._right)], dim=3)
+        number, channels, side, _ = patches.shape
+        surrounded = patches.new_empty(number, channels, side + 2, side + 2)
+        surrounded[:, :, 1:-1, 1:-1] = patches
+        self.fill_borders(surrounded)
+        return surrounded
+
+    def fill_borders(self, surrounded: torch.Tensor) -> None:
+        """Fill the outermost pixels of patches that are (patches, channels, side + 2, side + 2) with those next to
+        them, whose corners come with the columns."""
+        rows = surrounded[..., 1:-1]
+        rows[:, :, 0] = _take(rows[:, :, -2], self._above)
+        rows[:, :, -1] = _take(rows[:, :, 1], self._below)
+        surrounded[..., 0] = _take(surrounded[..., -2], self._left)
+        surrounded[..., -1] = _take(surrounded[..., 1], self._right)
 
     def normalize(self, patches: torch.Tensor, norm: torch.nn.GroupNorm) -> torch.Tensor:
         """Apply a group norm with the statistics of each whole image, in float32."""
