@@ -17,17 +17,17 @@ from torch.nn import functional
 from tridentserve.pipelines.adapters.patched_unet import LatentSize, PatchLayout
 
 _GROUPS = 32
-# Requests of one, two and three patches a side, with both passes of guidance.
+# Requests of one, two and three patches a side, of so many rows: both passes of guidance.
 _GRIDS = (1, 2, 3)
-_PASSES = 2
+_ROWS = 2
 
 
 @torch.no_grad()
 def measure_borders(channels: int, side: int, rounds: int) -> dict[str, Any]:
     """One row: both ways for patches of `side` pixels, by turns. Raises `RuntimeError` where their results differ."""
     torch.manual_seed(0)
-    layout = PatchLayout([LatentSize(side * n, side * n, _PASSES) for n in _GRIDS], torch.device("cpu"))
-    patches = torch.randn(_PASSES * sum(n * n for n in _GRIDS), channels, side, side)
+    layout = PatchLayout([LatentSize(side * n, side * n, _ROWS) for n in _GRIDS], torch.device("cpu"))
+    patches = torch.randn(_ROWS * sum(n * n for n in _GRIDS), channels, side, side)
     norm, conv = torch.nn.GroupNorm(_GROUPS, channels), torch.nn.Conv2d(channels, channels, 3, padding=1)
 
     def compute_apart() -> torch.Tensor:
