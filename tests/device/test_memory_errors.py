@@ -135,7 +135,7 @@ def make_runner(replicas: RecordedReplicas, executor: Any) -> PlanRunner:
 
     absent = cast(Any, None)
     return PlanRunner(
-        "w", CPU, cast(Any, at_once), absent, executor, cast(Any, replicas), absent, absent, absent, absent
+        "w", CPU, cast(Any, at_once), absent, executor, cast(Any, replicas), absent, absent, absent, absent, absent
     )
 
 

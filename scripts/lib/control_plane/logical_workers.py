@@ -27,7 +27,7 @@ from tridentserve.engine.live.messages import (
     WorkerConfig,
     WorkerReady,
 )
-from tridentserve.engine.live.worker.step_teller import PERIOD_S
+from tridentserve.engine.live.worker.reporting.step_teller import PERIOD_S
 from tridentserve.engine.live.worker_handle import WorkerHandle
 from tridentserve.engine.simulated.workers.actual_times import ActualTimes
 from tridentserve.plans import DispatchPlan, StageSpan, WorkerId

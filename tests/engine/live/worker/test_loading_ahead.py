@@ -24,6 +24,7 @@ from tridentserve.engine.live.weights.layered_weights import LayeredLayout
 from tridentserve.engine.live.worker.device_thread import DeviceThread
 from tridentserve.engine.live.worker.executor import StageExecutor
 from tridentserve.engine.live.worker.plan_runner import PlanRunner
+from tridentserve.engine.live.worker.reporting.plan_reports import PlanReporter
 from tridentserve.pipelines.tiny.build import ensure_tiny
 from tridentserve.plans import DispatchPlan, PlanMember, Replica
 from tridentserve.stages import Stage
@@ -57,6 +58,7 @@ async def test_the_next_weights_come_ahead(tiny_cache: Path, monkeypatch: pytest
 
     monkeypatch.setattr(store._ahead, "take", note_taken)
     device = find_device(CPU)
+    handoff = HandoffBuffer("w", {}, torch.zeros(1 << 20, dtype=torch.uint8), None)
     runner = PlanRunner(
         "w",
         CPU,
@@ -65,9 +67,10 @@ async def test_the_next_weights_come_ahead(tiny_cache: Path, monkeypatch: pytest
         StageExecutor("w", store, Mock(), device),
         store,
         copies,
-        HandoffBuffer("w", {}, torch.zeros(1 << 20, dtype=torch.uint8), None),
+        handoff,
         PreviewPainter(copies),
         Mock(),
+        PlanReporter("w", handoff, Mock()),
     )
     inputs = make_inputs(steps=STEPS, variant="flux")
     reports = asyncio.Queue[PlanReport]()

@@ -12,7 +12,7 @@ import pytest
 from deployments.plain_updates import to_plain
 from tests.pipelines.models import make_inputs
 from tridentserve.engine.live.updates import CompletedUpdate
-from tridentserve.engine.live.worker.output_files import encode_outputs
+from tridentserve.engine.live.worker.reporting.output_files import encode_outputs
 from tridentserve.models.decoded_outputs import DecodedOutputs, Sound, SoundVideo
 from tridentserve.requests import GenerationInputs
 

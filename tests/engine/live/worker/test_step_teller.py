@@ -7,7 +7,7 @@ import math
 
 from tests.support.waiting import until
 from tridentserve.engine.live.messages import ProgressNote
-from tridentserve.engine.live.worker.step_teller import StepTeller
+from tridentserve.engine.live.worker.reporting.step_teller import StepTeller
 
 
 async def test_the_first_step_goes_out_at_once_and_the_rest_at_the_end() -> None:

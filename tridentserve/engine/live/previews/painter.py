@@ -18,7 +18,7 @@ from typing import cast
 import torch
 
 from tridentserve.engine.live.weights.host_copies import HostCopies
-from tridentserve.engine.live.worker.output_files import encode_outputs
+from tridentserve.engine.live.worker.reporting.output_files import encode_outputs
 from tridentserve.models.decoded_outputs import DecodedOutputs
 from tridentserve.pipelines import weights
 from tridentserve.pipelines.adapters.diffusers_adapter import DiffusersAdapter

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -14,7 +14,7 @@ from tridentserve.device import find_device
 from tridentserve.device.memory_errors import describe_out_of_memory, is_out_of_memory
 from tridentserve.engine.live.handoff.buffer import HandoffBuffer
 from tridentserve.engine.live.handoff.peer import HandoffKey
-from tridentserve.engine.live.messages import ComputedNote, ExpectedPeak, PlanNote, PlanReport, PreviewNote
+from tridentserve.engine.live.messages import ExpectedPeak, PlanNote, PlanReport, PreviewNote
 from tridentserve.engine.live.metrics import WorkerMetrics
 from tridentserve.engine.live.previews.painter import PreviewFiles, PreviewPainter
 from tridentserve.engine.live.transport.parcel import Parcel
@@ -24,22 +24,15 @@ from tridentserve.engine.live.worker.checkpoint_writer import Checkpoint, Checkp
 from tridentserve.engine.live.worker.denoising import StepControl, is_state
 from tridentserve.engine.live.worker.device_thread import DeviceThread
 from tridentserve.engine.live.worker.executor import Execution, StageExecutor
-from tridentserve.engine.live.worker.output_files import EncodedOutput, encode_outputs
 from tridentserve.engine.live.worker.plan_memory import PlanMemory, RunningPlan
-from tridentserve.engine.live.worker.step_teller import StepTeller
-from tridentserve.errors import HandoffError, LoraFileError, OutOfMemoryError, TridentServeError, WorkerError
+from tridentserve.engine.live.worker.reporting.plan_reports import PlanReporter
+from tridentserve.engine.live.worker.reporting.step_teller import StepTeller
+from tridentserve.errors import HandoffError, WorkerError
 from tridentserve.plans import DispatchPlan, Replica, WorkerId
 from tridentserve.requests import GenerationInputs
 from tridentserve.stages import Stage
 
 logger = logging.getLogger(__name__)
-
-# Up to this number of bytes, the outputs of a plan go with its report: Ray, too, sends results of this size themselves
-# and not a reference to them. A reference costs both ends more than a millisecond.
-MAX_INLINE_BYTES = 100 * 1024
-# From so many bytes of pixels on, as those of an image of 256x256, it pays to say that a plan has been computed before
-# its outputs are files: these take longer then than what the message costs.
-_SLOW_TO_ENCODE_BYTES = 256 * 256 * 3
 
 
 class PlanRunner:
@@ -57,6 +50,7 @@ class PlanRunner:
         handoff: HandoffBuffer,
         painter: PreviewPainter,
         metrics: WorkerMetrics,
+        reporter: PlanReporter,
     ) -> None:
         """Who holds `order` has the worker to itself; plans wait for it in the order in which they came."""
         self._worker_id = worker_id
@@ -69,9 +63,9 @@ class PlanRunner:
         self._handoff = handoff
         self._painter = painter
         self._metrics = metrics
+        self._reporter = reporter
         self._running: dict[int, RunningPlan] = {}  # given to this worker and not ended
         self._computing: RunningPlan | None = None
-        self._kept: dict[int, list[EncodedOutput]] = {}  # outputs that nobody has collected yet, by plan
         self._tasks: dict[int, asyncio.Task[None]] = {}  # by plan
         self._is_device_broken = False
 
@@ -140,10 +134,6 @@ class PlanRunner:
             loop = asyncio.get_running_loop()
             loop.run_in_executor(None, self._executor.abort_groups_of_plan, running.plan)
 
-    def take_outputs(self, plan_id: int) -> list[EncodedOutput]:
-        """The outputs that did not go with the report of a plan, request by request. Nobody gets them again."""
-        return self._kept.pop(plan_id)
-
     async def _run_in_turn(self, running: RunningPlan) -> PlanReport:
         plan = running.plan
         try:
@@ -155,9 +145,9 @@ class PlanRunner:
                         execution.loras = self._replicas.loras.take_news()
             finally:
                 self._running.pop(plan.plan_id, None)  # its weights may leave while its outputs are made into files
-            return await self._make_report(running, execution)
+            return await self._reporter.make_report(running, execution)
         except Exception as error:  # whatever it is, the scheduler must hear that the plan has ended
-            return self._make_failure(plan, error)
+            return self._reporter.make_failure(plan, error, self._is_device_broken)
 
     async def _execute_and_probe(self, running: RunningPlan) -> Execution:
         """Execute a plan. After an error, look whether the device can still be used: this process is ended if not."""
@@ -290,93 +280,8 @@ class PlanRunner:
                     incoming[member.request_id] = parcel
         return incoming
 
-    async def _make_report(self, running: RunningPlan, execution: Execution) -> PlanReport:
-        plan, peak = running.plan, running.peak
-        decoded = {} if plan.is_warm_up else execution.decoded
-        if sum(outputs.pixels.nbytes for outputs in decoded.values()) >= _SLOW_TO_ENCODE_BYTES:
-            running.tell(ComputedNote())
-        made = {
-            request_id: await asyncio.to_thread(encode_outputs, outputs, running.inputs[request_id])
-            for request_id, outputs in decoded.items()
-        }
-        inline = _choose_inline(made)
-        if inline is None:
-            self._kept[plan.plan_id] = [output for outputs in made.values() for output in outputs]
-        if not plan.is_warm_up:
-            self._count_plan(running, execution)
-        return PlanReport(
-            plan_id=plan.plan_id,
-            outcome="stopped" if execution.stopped else "finished",
-            paused_after=execution.paused_after,
-            spans=execution.spans,
-            num_outputs={request_id: len(outputs) for request_id, outputs in made.items()},
-            outputs=inline,
-            peak_memory_bytes=peak.total_bytes,
-            peak_growth_bytes=peak.growth_bytes,
-            expected_peak_bytes=running.expected.num_bytes,
-            tiled=execution.tiled,
-            skipped_steps=execution.skipped_steps,
-            taken_steps=execution.taken_steps,
-            loras=execution.loras,
-            buffer_used_bytes=self._handoff.used_bytes,
-            buffer_bytes=self._handoff.capacity_bytes,
-        )
-
-    def _count_plan(self, running: RunningPlan, execution: Execution) -> None:
-        plan = running.plan
-        self._metrics.count_stages(plan, execution.spans)
-        if not execution.stopped:
-            self._metrics.set_plan_peak(plan, running.peak.growth_bytes, running.expected.num_bytes)
-            self._metrics.count_tiled_decodes(plan, len(execution.decoded) if execution.tiled else 0)
-
-    def _make_failure(self, plan: DispatchPlan, error: Exception) -> PlanReport:
-        names = ", ".join(plan.request_ids)
-        if isinstance(error, TridentServeError):
-            logger.warning("plan %d of %s failed: %s", plan.plan_id, names, error)
-            message, code, retry = str(error), error.code, _may_succeed_later(error)
-        else:
-            logger.warning("plan %d of %s failed: %s", plan.plan_id, names, error, exc_info=error)
-            # The text of an error of a library may quote the prompt: it stays in this worker's log.
-            message = f"{type(error).__name__} (more in the log of {self._worker_id})"
-            code, retry = WorkerError.code, True
-        is_broken = self._is_device_broken
-        if is_broken:
-            logger.error("the device of %s cannot be used any more by this process", self._worker_id)
-            code, retry = WorkerError.code, True
-        return PlanReport(
-            plan.plan_id,
-            "failed",
-            error=message,
-            retry=retry,
-            code=code,
-            may_be_worker=is_broken or (retry and _may_be_worker(error)),
-            is_device_broken=is_broken,
-        )
-
 
 def _wants_previews(running: RunningPlan) -> bool:
     """True when somebody watches a plan of which previews are wanted."""
     is_watched = running.control.watched and Stage.DIFFUSE in running.plan.stages
     return is_watched and any(inputs.wants_previews for inputs in running.inputs.values())
-
-
-def _may_be_worker(error: Exception) -> bool:
-    """True unless it is known that another worker is at fault, or that memory was short."""
-    return not isinstance(error, HandoffError | WorkerError) and not is_out_of_memory(error)
-
-
-def _may_succeed_later(error: TridentServeError) -> bool:
-    """True when the plan's requests may succeed another time. A plan that does not fit into empty
-    memory never will, and a fault of a request or of its LoRA's file stays."""
-    return error.http_status >= 500 and not isinstance(error, OutOfMemoryError | LoraFileError)
-
-
-def _choose_inline(made: Mapping[str, Sequence[EncodedOutput]]) -> dict[str, tuple[bytes, ...]] | None:
-    """The outputs, where all of them together are small files; None where they are not."""
-    files = {
-        request_id: tuple(output for output in outputs if isinstance(output, bytes))
-        for request_id, outputs in made.items()
-    }
-    is_whole = all(len(files[request_id]) == len(outputs) for request_id, outputs in made.items())
-    num_bytes = sum(len(file) for each in files.values() for file in each)
-    return files if is_whole and num_bytes <= MAX_INLINE_BYTES else None

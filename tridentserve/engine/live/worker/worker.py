@@ -36,6 +36,7 @@ from tridentserve.engine.live.weights.weights_loader import WeightsLoader
 from tridentserve.engine.live.worker.device_thread import DeviceThread
 from tridentserve.engine.live.worker.executor import StageExecutor
 from tridentserve.engine.live.worker.plan_runner import PlanRunner
+from tridentserve.engine.live.worker.reporting.plan_reports import PlanReporter
 from tridentserve.errors import ConfigError
 from tridentserve.parallel import GroupCache, GroupMemory, connect_store
 from tridentserve.pipelines.compile_cache import open_compile_cache
@@ -84,6 +85,7 @@ class WorkerParts:
         )
         self.handoff = HandoffBuffer(worker_id, self._peers, slab, self._link, self._metrics.count_transfer)
         self._painter = PreviewPainter(self.host_copies)
+        self.plan_reporter = PlanReporter(worker_id, self.handoff, self._metrics)
         self.plan_runner = PlanRunner(
             worker_id=worker_id,
             device=device,
@@ -95,6 +97,7 @@ class WorkerParts:
             handoff=self.handoff,
             painter=self._painter,
             metrics=self._metrics,
+            reporter=self.plan_reporter,
         )
         self._beside = find_device(device).make_side_thread("groups")
         self._making: set[asyncio.Future[None]] = set()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from tridentserve.engine.live.handoff.peer import HandoffKey
     from tridentserve.engine.live.transport.parcel import ParcelLayout
-    from tridentserve.engine.live.worker.output_files import EncodedOutput
+    from tridentserve.engine.live.worker.reporting.output_files import EncodedOutput
 
 
 class StageWorker:
@@ -70,7 +70,7 @@ class StageWorker:
     async def collect_outputs(self, plan_id: int) -> AsyncIterator[EncodedOutput]:
         """The outputs that did not go with the report of a plan, request by request. Each becomes an object of Ray's:
         who holds its reference has it from this node, without another process between."""
-        for output in self._parts.plan_runner.take_outputs(plan_id):
+        for output in self._parts.plan_reporter.take_outputs(plan_id):
             yield output
 
     async def deliver_parcel(self, key: HandoffKey, layout: ParcelLayout, buffer: NDArray[np.uint8]) -> None:
