@@ -69,9 +69,18 @@ def main() -> None:
         help="compile the transformer, which takes a minute or two for each size and a C++ compiler; a step takes less "
         "time then",
     )
+    parser.add_argument(
+        "--reading-steps",
+        type=make_positive(int),
+        default=1500,
+        help="most steps in which the text encoder of the video model learns to read captions, before the transformer "
+        "is trained; it takes some hundred",
+    )
     parser.add_argument("--grid-every", type=make_positive(int), default=1000, help="steps between grids of samples")
     parser.add_argument("--model", type=Path, help="where `export` writes the model folder; default: OUT/model")
-    parser.add_quick(vae_steps=2, data_scale=0.01, shard_pictures=2, batch_tokens=400, steps=2, grid_every=2)
+    parser.add_quick(
+        vae_steps=2, data_scale=0.01, shard_pictures=2, batch_tokens=400, steps=2, reading_steps=2, grid_every=2
+    )
     arguments = parser.parse_args()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
@@ -104,6 +113,7 @@ def read_setup(arguments: argparse.Namespace) -> TrainingSetup:
         peak_rate=arguments.peak_rate,
         decay_share=arguments.decay_share,
         compiles=arguments.compile,
+        reading_steps=arguments.reading_steps,
     )
 
 

@@ -11,6 +11,7 @@ from lib.default_video.architecture import MOTION_SHIFT, TEXT_TOKENS, count_clip
 from lib.default_video.clips import FRAMES
 from lib.default_video.latents import CLIP_SIZES, CLIP_WORDINGS, load_clips
 from lib.default_video.pipeline import VideoParts, build_parts, measure_latents, save_strips, shorten_captions
+from lib.default_video.reading import teach_reading
 from lib.training.flow import add_noise, compute_error
 from lib.training.optimizers import build_optimizers
 from lib.training.precision import compute_fast
@@ -21,11 +22,14 @@ from lib.training.shards import PixelSize, tokenize
 
 _CAPTION_DROPOUT = 0.1
 # The share of smaller clips once there are larger ones.
-_SMALLER = 0.3
+_SMALLER = 0.4
+# Captions that are read have so many times fewer tokens in a step than clips.
+_READING_SHARE = 2
 
 
 def train_denoiser(folder: Path, setup: TrainingSetup) -> None:
-    """Train as it is set up. Processes that train together share the tokens of a step.
+    """Train as it is set up, after the text encoder has learned to read. Processes that train together share the tokens
+    of a step.
 
     State, figures and strips of samples lie in `folder` as `denoiser*`.
     """
@@ -35,6 +39,13 @@ def train_denoiser(folder: Path, setup: TrainingSetup) -> None:
     mean, deviation = measure_latents(folder, prepared)
     parts = build_parts(folder)
     run = TrainingRun(folder, "denoiser", parts.trained(), build_optimizers(parts.trained().values(), setup.peak_rate))
+    if run.step == 0:
+        captions = torch.cat([clips.ids.flatten(0, 1) for clips in prepared.values()])
+        number = max(1, batch_tokens // TEXT_TOKENS // _READING_SHARE)
+        steps = setup.reading_steps
+        if not teach_reading(folder, parts.text_encoder, parts.tokenizer, captions, setup.seed, steps, number):
+            return
+        run.restart_average("text_encoder")
     shorten_captions(parts.transformer)
     empty = tokenize(parts.tokenizer, [""], TEXT_TOKENS)[0]
     if setup.compiles:

@@ -75,7 +75,7 @@ class TrainingRun:
         norm = torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = rate
+                group["lr"] = rate * group.get("share", 1.0)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         return norm.item()
@@ -87,6 +87,10 @@ class TrainingRun:
         for key, part in self.parts.items():
             for averaged, current in zip(self.averages[key].parameters(), part.parameters(), strict=True):
                 averaged.lerp_(current, 1 - decay)
+
+    def restart_average(self, name: str) -> None:
+        """Let the average of a part begin with its present parameters, which others than this run have changed."""
+        self.averages[name].load_state_dict(self.parts[name].state_dict())
 
     def log(self, **figures: float) -> None:
         """Append figures of the present step to the run's log (JSON lines)."""
@@ -151,6 +155,8 @@ class TrainingSetup:
     """The part of the steps, the last ones, in which the learning rate falls to zero."""
     compiles: bool
     """The transformer is compiled for each size before its first step of that size."""
+    reading_steps: int
+    """Most steps in which the text encoder of the video model learns to read captions, before the first of `steps`."""
 
     def plan_rate(self, step: int) -> float:
         """The learning rate of a step."""
