@@ -1,4 +1,4 @@
-"""Training of the video transformer and of its text encoder, together, by flow matching on prepared latents."""
+"""Training of the video transformer by flow matching on prepared latents, after that of its text encoder."""
 
 from __future__ import annotations
 
@@ -46,6 +46,8 @@ def train_denoiser(folder: Path, setup: TrainingSetup) -> None:
         if not teach_reading(folder, parts.text_encoder, parts.tokenizer, captions, setup.seed, steps, number):
             return
         run.restart_average("text_encoder")
+    # A transformer that does not use the order of words yet drives the encoder to leave it out.
+    parts.text_encoder.requires_grad_(False)
     shorten_captions(parts.transformer)
     empty = tokenize(parts.tokenizer, [""], TEXT_TOKENS)[0]
     if setup.compiles:

@@ -1,8 +1,8 @@
 """What the words of a caption belong to, taught to the text encoder before the transformer is trained with it.
 
-Of two things, the transformer has to give each its own color and direction. From clips alone the encoder did not learn
-which word belongs to which thing. So it is taught first, from captions alone, until a linear map of what it makes of a
-word tells which of the two things that word describes, and the color, the shape and the direction of that thing.
+Of two things, the transformer has to give each its own color and direction. Trained with it, the encoder did not learn
+which word belongs to which thing. So it is taught alone, from captions, until a linear map of what it makes of a word
+tells which of the two things that word describes, and the color, the shape and the direction of that thing.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def teach_reading(
     folder: Path, encoder: Any, tokenizer: Any, captions: torch.Tensor, seed: int, steps: int, batch: int
 ) -> bool:
     """Teach the text encoder what the words of `captions` (n, tokens) belong to: for `steps` at most, `batch` captions
-    each in every process. Its state lies in `folder` as `reading*`. Returns False where it was stopped before the end."""
+    each in every process. Its state lies in `folder` as `reading*`. Returns False where it was stopped before."""
     torch.manual_seed(derive_seed(seed, "reader"))
     labels, before = WordLabels(tokenizer), copy.deepcopy(encoder).requires_grad_(False)
     reader = WordReader(encoder.config.d_model)
