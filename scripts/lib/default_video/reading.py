@@ -1,4 +1,4 @@
-"""What the words of a caption belong to, taught to the text encoder before the transformer is trained with it.
+"""Reading: the text encoder is taught what the words of a caption belong to, before the transformer is trained.
 
 Of two things, the transformer has to give each its own color and direction. Trained with it, the encoder did not learn
 which word belongs to which thing. So it is taught alone, from captions, until a linear map of what it makes of a word
@@ -31,10 +31,10 @@ _NONE = -1
 
 
 class WordLabels:
-    """What is to be read of each word of a caption, by its tokens."""
+    """Labels of the words of a caption, by its tokens: what is to be read of each."""
 
     NUMBERS = (2, len(words.COLORS), len(words.SHAPES), len(DIRECTION_WORDINGS))
-    """How many values each label may have: the place of the thing in the caption, its color, shape and direction."""
+    """The numbers of values of the labels: the place of the thing in the caption, its color, shape and direction."""
 
     def __init__(self, tokenizer: Any) -> None:
         def number(names: list[tuple[str, ...]]) -> dict[int, int]:

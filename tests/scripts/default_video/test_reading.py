@@ -62,10 +62,11 @@ def test_reading_is_learned_and_goes_on_where_it_was(tmp_path: Path) -> None:
 
 def test_layers_of_a_t5_are_trained_by_adam_at_a_lower_rate() -> None:
     """Made orthogonal, its updates let it grow until each word attends to one other, whatever their order."""
-    blocks = torch.nn.ModuleDict({"blocks": torch.nn.ModuleList([torch.nn.Linear(4, 4)])})
+    linear = torch.nn.Linear(4, 4)
+    blocks = torch.nn.ModuleDict({"blocks": torch.nn.ModuleList([linear])})
     encoder = build_text_encoder(TOKENIZER)
     matrices, others = build_optimizers([blocks, encoder], 1e-3)
-    assert [each for group in matrices.param_groups for each in group["params"]] == [blocks.blocks[0].weight]
+    assert [each for group in matrices.param_groups for each in group["params"]] == [linear.weight]
     layers = {each for name, each in encoder.named_parameters() if "layer." in name and each.ndim == 2}
     slow = {each for group in others.param_groups if group.get("share", 1.0) < 1 for each in group["params"]}
     assert slow == layers
