@@ -24,6 +24,7 @@ from tridentserve.engine.live.worker.denoising import StepControl
 from tridentserve.engine.live.worker.executor import Execution, StageExecutor
 from tridentserve.engine.live.worker.plan_memory import RunningPlan
 from tridentserve.engine.live.worker.plan_runner import PlanRunner
+from tridentserve.engine.live.worker.reporting.plan_reports import PlanReporter
 from tridentserve.engine.live.worker.worker import _start_link
 from tridentserve.engine.options import Transport, WorkerOptions
 from tridentserve.errors import ConfigError, GroupError, OutOfMemoryError, WorkerError
@@ -135,7 +136,17 @@ def make_runner(replicas: RecordedReplicas, executor: Any) -> PlanRunner:
 
     absent = cast(Any, None)
     return PlanRunner(
-        "w", CPU, cast(Any, at_once), absent, executor, cast(Any, replicas), absent, absent, absent, absent, absent
+        worker_id="w",
+        device=CPU,
+        device_thread=cast(Any, at_once),
+        order=absent,
+        executor=executor,
+        replicas=cast(Any, replicas),
+        host_copies=absent,
+        handoff=absent,
+        painter=absent,
+        metrics=absent,
+        reporter=PlanReporter("w", handoff=absent, metrics=absent),
     )
 
 
