@@ -10,43 +10,20 @@ should; and one JSON object.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
 from lib.benchmark import describe_run, print_result
 from lib.command_line import Parser, make_positive
-from lib.judge.asking import JudgedPrompt, PictureSampling, ask_pipeline, ask_service, draw_questions
-from lib.judge.motion_asking import ask_video_pipeline, ask_video_service, draw_motion_questions
-from lib.judge.motion_scoring import score_clip
-from lib.judge.reading import read_picture
-from lib.judge.scoring import average, score_picture
+from lib.judge.asking import JudgedPrompt, PictureSampling
+from lib.judge.judgement import CLIPS, PICTURES
+from lib.judge.scoring import average
 from PIL import Image
 from tqdm import tqdm
 
 from tridentserve.errors import TridentServeError
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """The judgement of one kind of model."""
-
-    draw: Callable[[int, int, int], Sequence[JudgedPrompt[Any]]]
-    ask_pipeline: Callable[[Path, Sequence[JudgedPrompt[Any]], PictureSampling], Iterator[np.ndarray]]
-    ask_service: Callable[[str, str, Sequence[JudgedPrompt[Any]], PictureSampling, int], Iterator[np.ndarray]]
-    score: Callable[[Any, np.ndarray], Any]
-    """(scene, what was made)."""
-    sides: tuple[int, ...]
-    """In pixels, if the command names none."""
-
-
-PICTURES = Judgement(
-    draw_questions, ask_pipeline, ask_service, lambda scene, made: score_picture(scene, read_picture(made)), (128, 256)
-)
-CLIPS = Judgement(draw_motion_questions, ask_video_pipeline, ask_video_service, score_clip, (64, 96))
 
 
 def main() -> None:
@@ -76,7 +53,8 @@ def main() -> None:
         questions = judgement.draw(arguments.prompts, side, arguments.seed)
         if arguments.url is not None:
             url = arguments.url.rstrip("/")
-            made = judgement.ask_service(url, arguments.model, questions, settings, arguments.clients)
+            answers = judgement.request(url, arguments.model, questions, settings, arguments.clients)
+            made: Iterator[np.ndarray] = (shown for shown, _ in answers)
         else:
             made = judgement.ask_pipeline(Path(arguments.model), questions, settings)
         scores = []
@@ -89,7 +67,7 @@ def main() -> None:
     print_result(run, figures)
 
 
-def keep(shown: np.ndarray, question: JudgedPrompt[Any], directory: Path) -> None:
+def keep(shown: np.ndarray, question: JudgedPrompt[object], directory: Path) -> None:
     """Write a picture, or every fourth frame of a clip in a row, to a file whose name is its prompt."""
     directory.mkdir(parents=True, exist_ok=True)
     picture = shown if shown.ndim == 3 else np.concatenate(list(shown[::4]), 1)

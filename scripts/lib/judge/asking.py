@@ -92,19 +92,11 @@ def ask_pipeline(
         yield from map(np.asarray, images)
 
 
-def ask_service(
-    url: str, model: str, questions: Sequence[JudgedPrompt[DrawnScene]], settings: PictureSampling, clients: int
-) -> Iterator[np.ndarray]:
-    """Ask a running service, with so many requests at a time. Raises `httpx.HTTPError`."""
-    for picture, _ in request_pictures(url, model, questions, settings, clients):
-        yield picture
-
-
 def request_pictures(
     url: str, model: str, questions: Sequence[JudgedPrompt[DrawnScene]], settings: PictureSampling, clients: int
 ) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
-    """As `ask_service`, with the service's whole answer beside each picture."""
-
+    """Ask a running service, with so many requests at a time: each picture, and the service's whole answer. Raises
+    `httpx.HTTPError`."""
     bodies = make_bodies(model, questions, settings)
     for answer in post_bodies(f"{url}/v1/images/generations", bodies, clients):
         content = answer.json()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -12,8 +14,11 @@ import numpy as np
 from lib.default_video.clips import FRAMES, describe_motion_plainly
 from lib.default_video.motion import MovingScene, draw_motion
 from lib.judge.asking import JudgedPrompt, PictureSampling, draw_prompts, make_bodies, post_bodies
+from tridentserve.engine.live.worker.reporting.output_files import encode_mp4
 
 _BATCH = 4
+# Frames per second, of which an encoder makes use.
+_FPS = 8
 
 
 def draw_motion_questions(number: int, side: int, seed: int) -> list[JudgedPrompt[MovingScene]]:
@@ -45,12 +50,21 @@ def ask_video_pipeline(
         yield from (np.asarray(clips) * 255).round().astype(np.uint8)
 
 
-def ask_video_service(
+def request_clips(
     url: str, model: str, questions: Sequence[JudgedPrompt[MovingScene]], settings: PictureSampling, clients: int
-) -> Iterator[np.ndarray]:
-    """Ask a running service, with so many requests at a time. Raises `httpx.HTTPError`."""
-
-    bodies = make_bodies(model, questions, settings, num_frames=FRAMES)
+) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
+    """Ask a running service, with so many requests at a time: each clip, and what the service says of its request.
+    Raises `httpx.HTTPError`."""
+    bodies = make_bodies(model, questions, settings, num_frames=FRAMES, fps=_FPS)
     for answer in post_bodies(f"{url}/v1/videos/sync", bodies, clients):
-        with av.open(io.BytesIO(answer.content), mode="r") as file:
-            yield np.stack([frame.to_ndarray(format="rgb24") for frame in file.decode(video=0)])
+        yield _read_mp4(answer.content), json.loads(answer.headers["X-Request-Facts"])
+
+
+def pass_through_mp4(clip: np.ndarray) -> np.ndarray:
+    """The frames of a clip, (frames, height, width, 3), after the encoder of the service."""
+    return _read_mp4(encode_mp4(clip, _FPS))
+
+
+def _read_mp4(content: bytes) -> np.ndarray:
+    with av.open(io.BytesIO(content), mode="r") as file:
+        return np.stack([frame.to_ndarray(format="rgb24") for frame in file.decode(video=0)])

@@ -50,10 +50,10 @@ class WaySummary:
     """Requests that shared denoising steps with others."""
 
 
-def write_profile(path: Path) -> None:
-    """Write a profile of the default model whose times let every way pay: those of one worker divided by the degree,
+def write_profile(path: Path, model: str) -> None:
+    """Write a profile of a shipped model whose times let every way pay: those of one worker divided by the degree,
     and batches that take little more than one request. What is judged is not how long requests take."""
-    table = read_shipped_table("shapes-cpu")
+    table = read_shipped_table(f"{model}-cpu")
     kept = [row for row in table.rows if row.stage is not Stage.DIFFUSE]
     for row in table.rows:
         if row.stage is Stage.DIFFUSE and (row.degree, row.batch) == (1, 1):
@@ -66,16 +66,15 @@ def _scale(row: ProfileRow, degree: int, batch: int) -> ProfileRow:
     return replace(row, degree=degree, batch=batch, seconds=seconds, source="modelled: every way pays")
 
 
-def make_way_args(args: AppArgs, way: ServingWay, profile: Path, side: int, steps: int) -> AppArgs:
-    """The service of the first model of `args` on four whole workers that runs requests of one size in one way."""
+def make_way_args(args: AppArgs, way: ServingWay, profile: Path, load: Mapping[str, Any]) -> AppArgs:
+    """The service of one model of `args`, that of `load`, on four whole workers, which runs requests of one size, also
+    that of `load`, in one way."""
     content = args.model_dump(mode="json", exclude_unset=True, exclude={"placement"})
-    content["models"] = content["models"][:1]
+    content["models"] = [model for model in content["models"] if model["name"] == load["model"]]
     content["placement"] = ["EDC"] * _WORKERS
     content["cluster"] |= {"workers_per_node": _WORKERS, "max_denoising": _WORKERS}
     content["dispatch"] = dict(way.dispatch)
-    content["expected_load"] = [
-        {"model": args.models[0].name, "width": side, "height": side, "num_inference_steps": steps}
-    ]
+    content["expected_load"] = [dict(load)]
     content["profiles"] = [str(profile)]
     return AppArgs.model_validate(content)
 

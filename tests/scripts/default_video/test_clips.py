@@ -15,7 +15,7 @@ from lib.default_video.denoiser_training import draw_clip_size
 from lib.default_video.latents import CLIP_SIZES
 from lib.default_video.motion import DIRECTIONS, TRAINED_KINDS, Area, MovingScene, draw_motion, part_picture
 from lib.default_video.vae_training import draw_crop
-from lib.judge.motion_asking import draw_motion_questions
+from lib.judge.motion_asking import draw_motion_questions, pass_through_mp4
 from lib.judge.motion_scoring import score_clip
 
 SIDES = [64, 96, 128]
@@ -114,6 +114,15 @@ def test_the_judge_reads_a_drawn_clip_without_an_error(side: int) -> None:
     for scene in draw_scenes(25, side, held_out=True):
         score = score_clip(scene, draw_clip(scene, side, side))
         assert (score.color, score.shape, score.direction, score.background) == (1, 1, 1, 1), scene
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_the_judge_reads_the_clip_of_a_file(side: int) -> None:
+    for scene in draw_scenes(10, side, held_out=True):
+        clip = pass_through_mp4(draw_clip(scene, side, side))
+        assert clip.shape == (FRAMES, side, side, 3)
+        score = score_clip(scene, clip)
+        assert (score.color, score.direction, score.background) == (1, 1, 1), scene
 
 
 def test_the_judge_sees_what_is_wrong() -> None:
