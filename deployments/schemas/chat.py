@@ -30,6 +30,8 @@ _OF_CHATS = frozenset(
         "prediction",
         "presence_penalty",
         "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
         "reasoning_effort",
         "repetition_penalty",
         "response_format",
@@ -74,8 +76,11 @@ def parse_chat_request(body: Any, lenient: bool = True) -> ChatRequest:
     as_text = body.get("response_format") == _AS_TEXT
     if as_text:
         body = {name: value for name, value in body.items() if name != "response_format"}
-    of_chats = _OF_CHATS & body.keys() if lenient else frozenset[str]()
-    fields = {name: value for name, value in body.items() if name not in (_MESSAGES, "stream", *of_chats)}
+    own, of_chats = _part_fields(body, lenient)
+    fields = {name: value for name, value in own.items() if name not in (_MESSAGES, "stream")}
+    if isinstance(extra := fields.get("extra_body"), Mapping):
+        fields["extra_body"], of_chats_there = _part_fields(extra, lenient)
+        of_chats |= of_chats_there
     if "prompt" in fields:
         raise InvalidRequestError("prompt: is the text of the last message here", "prompt")
     fields["prompt"] = prompt
@@ -83,8 +88,15 @@ def parse_chat_request(body: Any, lenient: bool = True) -> ChatRequest:
     if images:
         kind, fields["image"] = EditRequest, images
     request = parse_as(kind, fields, lenient=lenient)
-    sent = {name for name in of_chats if body[name] is not None}
-    return ChatRequest(request, as_text, tuple(sorted(sent)))
+    return ChatRequest(request, as_text, tuple(sorted(of_chats)))
+
+
+def _part_fields(body: Mapping[str, Any], lenient: bool) -> tuple[dict[str, Any], set[str]]:
+    """The fields of `body` without those of chats, which a service that is not lenient does not know; and the names of
+    the latter that were given a value."""
+    of_chats = _OF_CHATS & body.keys() if lenient else frozenset[str]()
+    own = {name: value for name, value in body.items() if name not in of_chats}
+    return own, {name for name in of_chats if body[name] is not None}
 
 
 def _read_message(messages: Any) -> tuple[str, list[Any]]:

@@ -10,10 +10,19 @@ from functools import cache
 
 logger = logging.getLogger(__name__)
 
-_OF_OPENAI = ("moderation", "style")
+_OF_OPENAI = (
+    "complexity",
+    "frame_count",
+    "frame_duration_ms",
+    "moderation",
+    "safety_identifier",
+    "style",
+    "svg",
+)
 _OF_VLLM_OMNI = (
-    "boundary_ratio",
+    "aspect_ratio",
     "bot_task",
+    "boundary_ratio",
     "enable_frame_interpolation",
     "extra_params",
     "frame_interpolation_exp",
@@ -23,6 +32,7 @@ _OF_VLLM_OMNI = (
     "infer_align_image_size",
     "layers",
     "resolution",
+    "short_edge",
     "sound_duration",
     "system_prompt",
     "use_system_prompt",
@@ -31,15 +41,27 @@ _OF_VLLM_OMNI = (
     "video_params",
 )
 _OF_SGLANG = (
+    "audio_flow_shift",
     "diffusers_kwargs",
     "enable_teacache",
+    "enable_upscaling",
     "generator_device",
+    "max_sequence_length",
+    "num_profiled_timesteps",
     "output_compression",
     "output_path",
     "output_quality",
+    "perf_dump_path",
+    "profile",
+    "profile_all_stages",
+    "progressive_delta",
+    "progressive_levels",
+    "progressive_mode",
     "reference_url",
     "rollout",
     "rollout_sde_type",
+    "upscaling_model_path",
+    "upscaling_scale",
 )
 FOREIGN_FIELDS = frozenset((*_OF_OPENAI, *_OF_VLLM_OMNI, *_OF_SGLANG))
 # What they ask for is in every answer: the times of the stages.

@@ -9,7 +9,7 @@ from deployments.schemas.image import DALL_E_QUALITIES, ImageRequest
 
 _OF_PREVIEWS = ("partial_images", "preview_interval_ms")
 _OF_SOME_MODELS = ("true_cfg_scale", "guidance_scale_2", "flow_shift", "strength")
-_OF_OPENAI = ("background", "user")
+_OF_OPENAI = ("background", "input_fidelity", "user")
 # Values of `quality` that are what every model does.
 _PLAIN_QUALITIES = frozenset({"auto", "exact"})
 
@@ -25,6 +25,8 @@ def list_ignored(request: GenerationRequest, model: ServedModel, streams: bool) 
     without_effect.update(name for name in _OF_OPENAI if name in request.model_fields_set)
     if not _has_effect_by_quality(request, model):
         without_effect.add("quality")
+    if isinstance(request, ImageRequest) and request.output_format == "png":
+        without_effect.add("output_compression")
     sent |= {"background"} & request.model_fields_set
     for name in sent & without_effect:
         log_ignored(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from io import BytesIO
 from typing import Any
 
@@ -14,7 +15,7 @@ from deployments.http.app import create_api
 from tests.deployments.clients import IMAGES, open_client, open_video_client, parse_events
 from tests.deployments.fake_backend import MODELS, WITH_VIDEOS, FakeBackend
 
-# Every field that SGLang's schema of images has, with its default there.
+# The fields of images that SGLang's client sends, with the defaults of its schema.
 OF_SGLANG: dict[str, Any] = {
     "n": 1,
     "quality": "auto",
@@ -100,6 +101,11 @@ async def test_a_format_and_its_quality_reach_the_worker(name: str) -> None:
     assert formats == [name.upper()] * 2
 
 
+async def test_a_compression_that_a_png_does_not_have_is_named() -> None:
+    assert (await ask({"size": "64x64"}, output_compression=60))["ignored"] == ["output_compression"]
+    assert "ignored" not in await ask({"size": "64x64"}, output_compression=60, output_format="webp")
+
+
 async def test_the_last_events_of_a_stream_name_what_was_ignored() -> None:
     async with open_client(FakeBackend()) as http:
         body = {"prompt": "a cat", "size": "64x64", "stream": True, "style": "vivid"}
@@ -157,6 +163,7 @@ async def test_a_video_job_names_what_was_ignored() -> None:
         answer = await http.post("/v1/videos/sync", data=form)
         refused = await http.post("/v1/videos/sync", data={**form, "flow_shfit": "3"})
     assert answer.status_code == 200, answer.text
+    assert json.loads(answer.headers["X-Request-Facts"])["ignored"] == ["bot_task"]
     assert "did you mean flow_shift?" in refused.json()["error"]["message"]
 
 

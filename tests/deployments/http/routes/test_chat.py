@@ -53,6 +53,14 @@ async def test_a_text_becomes_images(content: Any) -> None:
     assert found["id"] == f"chatcmpl-{spec.request_id}"
 
 
+async def test_fields_of_chats_may_be_in_extra_body() -> None:
+    extra = {"temperature": 1, "modalities": ["image"], "top_p": None, "size": "64x64"}
+    body = {"messages": [{"role": "user", "content": "a red fox"}], "top_k": 3, "extra_body": extra}
+    answer = await ask(FakeBackend(), body)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["ignored"] == ["modalities", "temperature", "top_k"]
+
+
 async def test_a_client_that_reads_texts_alone_gets_one() -> None:
     asked = {"size": "64x32", "num_inference_steps": 2, "n": 2}
     answer = await ask(FakeBackend(), make_body("a red fox", **asked, response_format={"type": "text"}))
