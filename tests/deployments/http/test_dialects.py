@@ -159,6 +159,7 @@ async def test_a_video_job_names_what_was_ignored() -> None:
             "num_frames": "5",
             "flow_shift": "3",
             "return_stage_metrics": "true",
+            "bot_task": "image",
         }
         answer = await http.post("/v1/videos/sync", data=form)
         refused = await http.post("/v1/videos/sync", data={**form, "flow_shfit": "3"})
