@@ -70,16 +70,6 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--guidance-scale", type=make_positive(float), default=4.0)
     parser.add_argument("--prompts", type=parse_whole_number, default=len(PROMPTS), help="requests per row")
     parser.add_argument(
-        "--mixes", type=parse_sides, nargs="*", default=[[32, 48, 64], [64, 96, 128], [128, 192, 256]], help="in pixels"
-    )
-    parser.add_argument(
-        "--unet-mixes",
-        type=parse_sides,
-        nargs="*",
-        default=[[64, 128, 192], [128, 192, 256], [256, 384, 512]],
-        help="of a small SDXL, in pixels",
-    )
-    parser.add_argument(
         "--unet-sides",
         type=parse_whole_number,
         nargs="*",
@@ -87,38 +77,9 @@ def _parse_arguments() -> argparse.Namespace:
         help="qualities of a small SDXL, in pixels",
     )
     parser.add_argument("--unet-steps", type=parse_whole_number, default=50, help="denoising steps of each of these")
-    parser.add_argument("--predicted-mixes", type=int, default=40, help="random mixes of `--prediction-sides`")
-    parser.add_argument(
-        "--prediction-sides", type=parse_whole_number, nargs="*", default=[64, 96, 128, 192, 256], help="in pixels"
-    )
-    parser.add_argument(
-        "--ring-mixes",
-        type=parse_mix,
-        nargs="*",
-        default=[[64, 64, 64, 256], [64, 128, 192, 256], [128, 128, 256, 256]],
-        help="of requests on several workers, in pixels",
-    )
-    parser.add_argument("--ring-workers", type=parse_whole_number, default=4, help="a power of two")
-    parser.add_argument(
-        "--border-channels",
-        type=parse_whole_number,
-        nargs="*",
-        default=[64, 128, 256, 320],
-        help="of convolutions, multiples of 32",
-    )
-    parser.add_argument("--border-side", type=parse_whole_number, default=16, help="of their patches, in latent pixels")
-    parser.add_argument("--mix-steps", type=parse_whole_number, default=8, help="denoising steps of requests of a mix")
-    parser.add_argument("--rounds", type=parse_whole_number, default=7, help="measured rounds of each mix")
-    parser.add_argument(
-        "--service-mixes",
-        type=parse_sides,
-        nargs="*",
-        default=[[128, 256, 512], [512, 1024, 1536]],
-        help="of requests to simulated services, in pixels",
-    )
-    parser.add_argument("--requests", type=parse_whole_number, default=300, help="of each simulated service")
-    parser.add_argument("--profiles", default=PROFILES, help="a profile table that comes with TridentServe")
     parser.add_argument("--threads", type=parse_whole_number, default=1, help="of the CPU")
+    _add_mix_options(parser)
+    _add_part_options(parser)
     parser.add_quick(
         sides=[64],
         steps=6,
@@ -138,6 +99,55 @@ def _parse_arguments() -> argparse.Namespace:
         requests=20,
     )
     return parser.parse_args()
+
+
+def _add_mix_options(parser: Parser) -> None:
+    """Add the options of requests of several sizes that run together."""
+    parser.add_argument(
+        "--mixes", type=parse_sides, nargs="*", default=[[32, 48, 64], [64, 96, 128], [128, 192, 256]], help="in pixels"
+    )
+    parser.add_argument(
+        "--unet-mixes",
+        type=parse_sides,
+        nargs="*",
+        default=[[64, 128, 192], [128, 192, 256], [256, 384, 512]],
+        help="of a small SDXL, in pixels",
+    )
+    parser.add_argument("--predicted-mixes", type=int, default=40, help="random mixes of `--prediction-sides`")
+    parser.add_argument(
+        "--prediction-sides", type=parse_whole_number, nargs="*", default=[64, 96, 128, 192, 256], help="in pixels"
+    )
+    parser.add_argument("--mix-steps", type=parse_whole_number, default=8, help="denoising steps of requests of a mix")
+    parser.add_argument("--rounds", type=parse_whole_number, default=7, help="measured rounds of each mix")
+
+
+def _add_part_options(parser: Parser) -> None:
+    """Add the options of what is measured beside single workers: rings of them, borders of patches, whole services."""
+    parser.add_argument(
+        "--ring-mixes",
+        type=parse_mix,
+        nargs="*",
+        default=[[64, 64, 64, 256], [64, 128, 192, 256], [128, 128, 256, 256]],
+        help="of requests on several workers, in pixels",
+    )
+    parser.add_argument("--ring-workers", type=parse_whole_number, default=4, help="a power of two")
+    parser.add_argument(
+        "--border-channels",
+        type=parse_whole_number,
+        nargs="*",
+        default=[64, 128, 256, 320],
+        help="of convolutions, multiples of 32",
+    )
+    parser.add_argument("--border-side", type=parse_whole_number, default=16, help="of their patches, in latent pixels")
+    parser.add_argument(
+        "--service-mixes",
+        type=parse_sides,
+        nargs="*",
+        default=[[128, 256, 512], [512, 1024, 1536]],
+        help="of requests to simulated services, in pixels",
+    )
+    parser.add_argument("--requests", type=parse_whole_number, default=300, help="of each simulated service")
+    parser.add_argument("--profiles", default=PROFILES, help="a profile table that comes with TridentServe")
 
 
 def _measure_caches(

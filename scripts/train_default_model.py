@@ -24,6 +24,28 @@ STAGES = ("vae", "latents", "denoiser", "export")
 
 
 def main() -> None:
+    arguments = parse_arguments()
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    made = VIDEO_STAGES if arguments.video else IMAGE_STAGES
+    folder: Path = arguments.out or Path("out") / ("default-video" if arguments.video else "default-model")
+    folder.mkdir(parents=True, exist_ok=True)
+    if arguments.from_model:
+        made.begin(folder, arguments.from_model, arguments.vae_steps)
+    for stage in arguments.stages:
+        if stage == "vae":
+            run_processes(arguments.processes, made.train_vae, folder, arguments.seed, arguments.vae_steps)
+        elif stage == "latents":
+            made.prepare(folder, arguments.seed, arguments.data_scale, arguments.shard_pictures)
+        elif stage == "denoiser":
+            run_processes(arguments.processes, made.train_denoiser, folder, read_setup(arguments))
+        else:
+            target = arguments.model or folder / "model"
+            made.export(folder, target)
+            print(target)
+
+
+def parse_arguments() -> argparse.Namespace:
     parser = Parser(description=__doc__)
     parser.add_argument("--video", action="store_true", help="the text-to-video model")
     parser.add_argument(
@@ -41,6 +63,16 @@ def main() -> None:
     parser.add_argument(
         "--shard-pictures", type=make_positive(int), default=1000, help="pictures or clips that a file holds"
     )
+    add_transformer_options(parser)
+    parser.add_argument("--model", type=Path, help="where `export` writes the model folder; default: OUT/model")
+    parser.add_quick(
+        vae_steps=2, data_scale=0.01, shard_pictures=2, batch_tokens=400, steps=2, reading_steps=2, grid_every=2
+    )
+    return parser.parse_args()
+
+
+def add_transformer_options(parser: Parser) -> None:
+    """Add the options of the stage `denoiser`."""
     parser.add_argument("--steps", type=make_positive(int), default=20_000, help="of the transformer")
     parser.add_argument(
         "--batch-tokens",
@@ -77,29 +109,6 @@ def main() -> None:
         "is trained; it takes some hundred",
     )
     parser.add_argument("--grid-every", type=make_positive(int), default=1000, help="steps between grids of samples")
-    parser.add_argument("--model", type=Path, help="where `export` writes the model folder; default: OUT/model")
-    parser.add_quick(
-        vae_steps=2, data_scale=0.01, shard_pictures=2, batch_tokens=400, steps=2, reading_steps=2, grid_every=2
-    )
-    arguments = parser.parse_args()
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
-    made = VIDEO_STAGES if arguments.video else IMAGE_STAGES
-    folder: Path = arguments.out or Path("out") / ("default-video" if arguments.video else "default-model")
-    folder.mkdir(parents=True, exist_ok=True)
-    if arguments.from_model:
-        made.begin(folder, arguments.from_model, arguments.vae_steps)
-    for stage in arguments.stages:
-        if stage == "vae":
-            run_processes(arguments.processes, made.train_vae, folder, arguments.seed, arguments.vae_steps)
-        elif stage == "latents":
-            made.prepare(folder, arguments.seed, arguments.data_scale, arguments.shard_pictures)
-        elif stage == "denoiser":
-            run_processes(arguments.processes, made.train_denoiser, folder, read_setup(arguments))
-        else:
-            target = arguments.model or folder / "model"
-            made.export(folder, target)
-            print(target)
 
 
 def read_setup(arguments: argparse.Namespace) -> TrainingSetup:

@@ -19,15 +19,14 @@ def list_ignored(request: GenerationRequest, model: ServedModel, streams: bool) 
     previews unless the answer `streams` and the model has them."""
     defaults = type(request).model_fields
     sent = {name for name in request.model_fields_set if getattr(request, name) != defaults[name].default}
-    without_effect = {name for name in _OF_SOME_MODELS if name not in model.own_fields}
+    sent |= {"background"} & request.model_fields_set
+    without_effect = {*_OF_OPENAI, *(name for name in _OF_SOME_MODELS if name not in model.own_fields)}
     if not streams or model.family.whole:
         without_effect.update(_OF_PREVIEWS)
-    without_effect.update(name for name in _OF_OPENAI if name in request.model_fields_set)
     if not _has_effect_by_quality(request, model):
         without_effect.add("quality")
     if isinstance(request, ImageRequest) and request.output_format == "png":
         without_effect.add("output_compression")
-    sent |= {"background"} & request.model_fields_set
     for name in sent & without_effect:
         log_ignored(name)
     return tuple(sorted(sent & without_effect | {*request.ignored}))
