@@ -24,13 +24,12 @@ from deployments.config.file import read_args
 from deployments.models.served import ServedModel, build_served_models
 from deployments.replica_logs import prepare_logs
 from deployments.serve.gpu_shortage import WAITING_FOR_GPUS
-from deployments.serve.ingress import find_free_ports, list_ingress_settings
+from deployments.serve.ingress import list_ingress_settings
 from deployments.validation.serve_file import check_config, is_ours
 from tridentserve.errors import ModelFolderError
 
 # The time that `serve run` has to end, and after its end the processes that it started.
 _STOP_S, _LEFT_BEHIND_S = 30.0, 10.0
-_RAY_PORT = "RAY_GCS_SERVER_PORT"
 _TOKEN = Path("~/.ray/auth_token")
 # NIXL says what goes wrong, and no more.
 _QUIET = {"NIXL_LOG_LEVEL": "WARN"}
@@ -114,9 +113,8 @@ def _serve(path: Path, url: str, model: ServedModel) -> int:
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as with nohup: then a closed terminal is no end
         signal.signal(signal.SIGHUP, stop)
     began_s = time.monotonic()
-    ray_variables, settings = _choose_ray_address()
     command = [str(Path(sys.executable).with_name("serve")), "run", str(path)]
-    environment = {**_QUIET, **list_ingress_settings(), **settings, **os.environ, "PYTHONUNBUFFERED": "1"}
+    environment = {**_QUIET, **list_ingress_settings(), **os.environ, "PYTHONUNBUFFERED": "1"}
     _warn_of_token()
     tiny = " The first start also makes tiny models." if any(model.tiny for model in read_args(path).models) else ""
     _say(f"Starting {path}; Ray first.{tiny} All that Ray says: {SESSION_LOGS}")
@@ -138,7 +136,7 @@ def _serve(path: Path, url: str, model: ServedModel) -> int:
         while child.poll() is None and not stop.asked and not lacks:
             if not announced and (health := _fetch_health(url)) is not None:
                 if health.get("status") == "ready":
-                    _announce(url, model, health, time.monotonic() - began_s, ray_variables)
+                    _announce(url, model, health, time.monotonic() - began_s)
                     announced = True
                 elif health.get("status") == WAITING_FOR_GPUS and console.has_own_ray:
                     lacks = health["problems"]
@@ -163,22 +161,13 @@ def _show_output(child: subprocess.Popen[str], console: ServeConsole) -> None:
             _say(shown)
 
 
-def _choose_ray_address() -> tuple[str, dict[str, str]]:
-    """The variables with which callers of Python handles find this Ray among others, and the one that has Ray take its
-    address."""
-    mode = f"RAY_AUTH_MODE={os.environ.get('RAY_AUTH_MODE', 'token')}"
-    if given := os.environ.get("RAY_ADDRESS"):
-        return f"{mode} RAY_ADDRESS={given}", {}
-    port = os.environ.get(_RAY_PORT) or find_free_ports(1)[0]
-    return f"{mode} RAY_ADDRESS=127.0.0.1:{port}", {_RAY_PORT: port}
-
-
 def _warn_of_token() -> None:
     """A process whose Ray finds a token takes no answers of a cluster without one, and waits for ever."""
     if os.environ.get("RAY_AUTH_MODE") == "disabled" and _TOKEN.expanduser().exists():
         _say(
             f"WARNING RAY_AUTH_MODE=disabled is set here, and {_TOKEN} exists: a program that calls Python handles "
-            "waits for ever unless it has RAY_AUTH_MODE=disabled too. Unset it here, and both use the token."
+            "waits for ever unless it takes RAY_AUTH_MODE from /v1/handle, as README.md has it. Unset it here, and "
+            "both use the token."
         )
 
 
@@ -237,7 +226,7 @@ def _fetch_health(url: str) -> dict[str, Any] | None:
     return answer if isinstance(answer, dict) else None
 
 
-def _announce(url: str, model: ServedModel, health: dict[str, Any], seconds: float, ray_variables: str) -> None:
+def _announce(url: str, model: ServedModel, health: dict[str, Any], seconds: float) -> None:
     workers = "\n".join(f"    {worker}: {kind}" for worker, kind in health["placement"].items())
     _say(
         f"""
@@ -245,8 +234,7 @@ TridentServe is ready on {url} after {seconds:.0f} s. Its workers:
 {workers}
 Try it:
 {_format_example(url, model)}
-Python handles: ray.init(address="auto", namespace="serve"). Where several Ray clusters run on this machine, with
-    {ray_variables}
+Python handles: {url}/v1/handle says where, and README.md how.
 Ctrl-C ends it.
 """,
         sys.stdout,

@@ -12,6 +12,7 @@ from deployments.http.body import MAX_BODY_BYTES
 from deployments.http.errors import install_error_handlers
 from deployments.http.routes.chat_routes import CHAT_ROUTES, add_chat_routes
 from deployments.http.routes.console_routes import CONSOLE_ROUTES, add_console_routes
+from deployments.http.routes.handle_routes import HANDLE_ROUTES, HandleAddress, add_handle_routes
 from deployments.http.routes.image_routes import IMAGE_ROUTES, add_image_routes
 from deployments.http.routes.lora_routes import LORA_ROUTES, add_lora_routes
 from deployments.http.routes.quote_routes import QUOTE_ROUTES, add_quote_routes
@@ -30,6 +31,7 @@ _ROUTES = (
     *REQUEST_ROUTES,
     *SERVICE_ROUTES,
     *LORA_ROUTES,
+    *HANDLE_ROUTES,
     *CONSOLE_ROUTES,
     METRICS_ROUTE,
     "GET /openapi.json",
@@ -44,9 +46,11 @@ def create_api(
     heartbeat_s: float = HEARTBEAT_S,
     max_body_bytes: int = MAX_BODY_BYTES,
     lenient: bool = True,
+    handle: HandleAddress | None = None,
 ) -> FastAPI:
     """The routes over one backend. `models` is not empty; its first model is the default of requests. Without `videos`
-    the service keeps no video jobs. Unless `lenient`, fields that have no effect are refused.
+    the service keeps no video jobs. Unless `lenient`, fields that have no effect are refused. `handle` says where the
+    Python handle of the same service is, None where it has none.
 
     A client that leaves closes the iterator of `backend.generate`, whether the server only reports it (uvicorn) or
     also cancels the handler (Ray Serve). No value of a request is ever logged, or repeated in an error.
@@ -63,6 +67,7 @@ def create_api(
     add_request_routes(api, backend, videos)
     add_lora_routes(api, backend, models, max_body_bytes)  # before the service's: `/v1/models/{name}` matches these too
     add_service_routes(api, backend, models)
+    add_handle_routes(api, handle)
     add_refused_routes(api)
     about = {"name": api.title, "version": api.version, "routes": _ROUTES, "documentation": "docs/api.md"}
     add_console_routes(api, backend, about, heartbeat_s)

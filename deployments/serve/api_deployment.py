@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
@@ -15,6 +17,7 @@ from deployments.backend import closing
 from deployments.config.app import AppArgs
 from deployments.http import python_handle as handle_api
 from deployments.http.app import create_api
+from deployments.http.routes.handle_routes import HandleAddress
 from deployments.model_updates.catalogue_client import CatalogueClient, CombinedCatalogue
 from deployments.replica_logs import prepare_logs
 from deployments.serve.cells_backend import choose_backend
@@ -48,7 +51,8 @@ class ApiDeployment:
         self._lenient = args.validation == "lenient"
 
     def __serve_build_asgi_app__(self) -> Any:
-        return create_api(self._backend, self._models, self._videos, lenient=self._lenient)
+        handle = _find_handle_address()
+        return create_api(self._backend, self._models, self._videos, lenient=self._lenient, handle=handle)
 
     async def generate(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """See `deployments.http.python_handle.generate`."""
@@ -72,6 +76,18 @@ class ApiDeployment:
             async with closing(sent) as updates:
                 async for update in updates:
                     yield update
+
+
+def _find_handle_address() -> HandleAddress:
+    # Ray hands its mode to all of its processes in their environment.
+    context = ray.get_runtime_context()
+    takes_token = os.environ.get("RAY_AUTH_MODE", "").lower() == "token"
+    return HandleAddress(
+        application=serve.get_replica_context().app_name,
+        namespace=context.namespace,
+        ray_address=context.gcs_address,
+        ray_auth_mode="token" if takes_token else "disabled",
+    )
 
 
 @contextmanager

@@ -16,12 +16,11 @@ from PIL import Image
 from tests.docs.commands import ShownCommand, list_commands
 from tests.docs.test_paths import ROOT
 from tests.e2e.conftest import Service
-from tests.e2e.docs.handle_scripts import PAGES_WITH_HANDLES, check_handle_script
+from tests.e2e.docs.handle_scripts import PAGES_WITH_HANDLES, SHOWN_URL, check_handle_script
 from tests.support import http
 from tests.support.processes import output_of
 from tests.support.waiting import wait_until
 
-SHOWN_URL = "http://127.0.0.1:8000"
 LINES = list({command.text: command for command in list_commands() if command.text.startswith("curl")}.values())
 IMAGES = [line for line in LINES if "/v1/images/generations" in line.text]
 # The line for edits needs a model of its own; `tests/e2e/test_edits.py` runs it.
@@ -108,7 +107,5 @@ def test_a_replay(service: Service, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES_WITH_HANDLES)
 def test_python_handles(page: str, service: Service, tmp_path: Path) -> None:
-    import ray
-
-    environment = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
-    check_handle_script(page, tmp_path, environment)
+    request_id = check_handle_script(page, tmp_path, os.environ, service.url)
+    assert http.get(f"{service.url}/v1/requests/{request_id}/explain").status_code == 200
