@@ -16,6 +16,7 @@ from deployments.http.routes.handle_routes import HANDLE_ROUTES, HandleAddress, 
 from deployments.http.routes.image_routes import IMAGE_ROUTES, add_image_routes
 from deployments.http.routes.lora_routes import LORA_ROUTES, add_lora_routes
 from deployments.http.routes.quote_routes import QUOTE_ROUTES, add_quote_routes
+from deployments.http.routes.reference_routes import REFERENCE_ROUTES, add_reference_routes
 from deployments.http.routes.refused_routes import METRICS_ROUTE, add_refused_routes
 from deployments.http.routes.request_routes import REQUEST_ROUTES, add_request_routes
 from deployments.http.routes.service_routes import SERVICE_ROUTES, add_service_routes
@@ -33,6 +34,7 @@ _ROUTES = (
     *LORA_ROUTES,
     *HANDLE_ROUTES,
     *CONSOLE_ROUTES,
+    *REFERENCE_ROUTES,
     METRICS_ROUTE,
     "GET /openapi.json",
 )
@@ -55,7 +57,7 @@ def create_api(
     A client that leaves closes the iterator of `backend.generate`, whether the server only reports it (uvicorn) or
     also cancels the handler (Ray Serve). No value of a request is ever logged, or repeated in an error.
     """
-    # The interactive pages of FastAPI load scripts from other servers, so only /openapi.json stays.
+    # The interactive pages of FastAPI load scripts from other servers.
     api = FastAPI(
         title="TridentServe", version=version("tridentserve"), docs_url=None, redoc_url=None, redirect_slashes=False
     )
@@ -71,4 +73,5 @@ def create_api(
     add_refused_routes(api)
     about = {"name": api.title, "version": api.version, "routes": _ROUTES, "documentation": "docs/api.md"}
     add_console_routes(api, backend, about, heartbeat_s)
+    add_reference_routes(api)
     return api

@@ -18,8 +18,8 @@ from tridentserve.requests import Quality, Shape
 
 _DEFAULT_SIDE = 1024
 _DEFAULT_FPS = 16
-# The qualities that requests name: ours, and those of OpenAI's clients.
-AskedQuality = Literal["auto", "exact", "high", "fast", "medium", "low", "standard", "hd"]
+# The qualities that requests name: ours, and those of other servers' clients.
+AskedQuality = Literal["auto", "exact", "high", "fast", "medium", "low", "standard", "hd", "lossless"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class ServedModel:
         match asked:
             case "auto" | "standard":
                 return self.defaults.quality
-            case "exact" | "hd":
+            case "exact" | "hd" | "lossless":
                 return "exact"
             case "high" | "medium":
                 return "high"

@@ -87,7 +87,7 @@ def parse_chat_request(body: Any, lenient: bool = True) -> ChatRequest:
     kind: type[ImageRequest] = ImageRequest
     if images:
         kind, fields["image"] = EditRequest, images
-    request = parse_as(kind, fields, lenient=lenient)
+    request = parse_as(kind, fields, lenient=lenient, others=_OF_CHATS if lenient else ())
     return ChatRequest(request, as_text, tuple(sorted(of_chats)))
 
 

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from deployments.models.served import ServedModel
 from deployments.schemas.common.building import build_request, check_limits, resolve_size
+from deployments.schemas.common.generation_request import NO_OTHER_INPUTS
 from deployments.schemas.common.model_choice import check_size, choose_model
 from deployments.schemas.image import ImageRequest, add_file_format, build_image_request, make_image_id
 from deployments.schemas.image_field import ImageField, ImagesField, build_beside_loop, encode_input_images, encode_mask
@@ -21,8 +22,11 @@ from tridentserve.requests import GenerationInputs, RequestSpec, Shape
 class EditRequest(ImageRequest):
     """The body of `POST /v1/images/edits`, and the dict of the Python handle for a model that edits images."""
 
-    other_names: ClassVar[Mapping[str, str]] = {"images": "image"}
-    elsewhere: ClassVar[Mapping[str, str]] = {"input_reference": "the input image is called image here"}
+    other_names: ClassVar[Mapping[str, str]] = dict.fromkeys(("images", "image_reference"), "image")
+    elsewhere: ClassVar[Mapping[str, str]] = {
+        **NO_OTHER_INPUTS,
+        "input_reference": "the input image is called image here",
+    }
 
     image: ImagesField = Field(repr=False)
     mask: ImageField | None = Field(default=None, repr=False)

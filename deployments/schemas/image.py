@@ -5,13 +5,14 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from deployments.models.served import ServedModel
 from deployments.schemas.common.building import build_request, check_limits, resolve_size
-from deployments.schemas.common.generation_request import GenerationRequest
+from deployments.schemas.common.generation_request import NO_OTHER_INPUTS, GenerationRequest
 from deployments.schemas.common.model_choice import check_size, choose_model
 from deployments.schemas.common.parsing import parse_as
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape
@@ -20,19 +21,29 @@ from tridentserve.requests import GenerationInputs, RequestSpec, Shape
 DALL_E_QUALITIES = frozenset({"standard", "hd"})
 
 
+def _refuse_transparency(value: Any) -> Any:
+    if value == "transparent":
+        raise PydanticCustomError("background", "no model here makes transparent images; send auto or opaque")
+    return value
+
+
 class ImageRequest(GenerationRequest):
     """The body of `POST /v1/images/generations`, and the dict of the Python handle. `build_image_request` checks
     the limits that depend on the model."""
 
-    elsewhere: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("image", "images", "mask", "strength", "input_reference"),
-        "an image to edit goes to POST /v1/images/edits, as image",
-    )
+    elsewhere: ClassVar[Mapping[str, str]] = {
+        **NO_OTHER_INPUTS,
+        **dict.fromkeys(
+            ("image", "images", "image_reference", "input_reference", "mask", "strength"),
+            "an image to edit goes to POST /v1/images/edits, as image",
+        ),
+    }
 
     stream: bool = Field(default=False, description="True for an answer of server-sent events.")
-    response_format: Literal["b64_json", "url"] | None = Field(
+    response_format: Literal["b64_json", "url", "file"] | None = Field(
         default=None,
-        description="The form of the images in the answer: base64, or a data URL that holds the image itself. "
+        description="The form of the images in the answer: base64, or a data URL that holds the image itself. With "
+        "`file` the answer is the file of the image, or a ZIP file with several. "
         "The default is base64, but for a `quality` that only DALL-E knows it is DALL-E's, the URL.",
     )
     output_format: Literal["png", "jpeg", "webp"] = Field(default="png", description="The format of the image files.")
@@ -42,9 +53,14 @@ class ImageRequest(GenerationRequest):
         le=100,
         description="The quality of JPEG and WebP files, from 0 (small) to 100. It has no effect on PNG files.",
     )
-    background: Literal["auto", "opaque"] = Field(
+    background: Annotated[Literal["auto", "opaque"], BeforeValidator(_refuse_transparency)] = Field(
         default="auto", description="The field is accepted because OpenAI's clients send it. It has no effect."
     )
+
+    @property
+    def wants_file(self) -> bool:
+        """True where the answer is the file of the image itself."""
+        return self.response_format == "file" and not self.stream
 
     @property
     def wants_urls(self) -> bool:

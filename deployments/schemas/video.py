@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 from deployments.config.models import MAX_FPS
 from deployments.models.served import ServedModel
 from deployments.schemas.common.building import build_request, check_limits, resolve_size
-from deployments.schemas.common.generation_request import GenerationRequest, PlainText
+from deployments.schemas.common.generation_request import NO_OTHER_INPUTS, GenerationRequest, PlainText
 from deployments.schemas.common.model_choice import check_size, choose_model
 from deployments.schemas.common.parsing import parse_as
 from deployments.schemas.image_field import ImageField, encode_input_image
@@ -46,14 +46,16 @@ class VideoRequest(GenerationRequest):
     fps: float | None = Field(
         default=None, gt=0, le=MAX_FPS, description="Frames per second of the MP4 file. The default is the model's."
     )
-    seconds: Annotated[float, BeforeValidator(_parse_number), Field(gt=0, le=MAX_SECONDS)] | None = Field(
+    seconds: Annotated[float, Field(gt=0, le=MAX_SECONDS), BeforeValidator(_parse_number)] | None = Field(
         default=None, description="The length in seconds. It has no effect if `num_frames` is given."
     )
     output_format: Literal["mp4"] = Field(default="mp4", description="The format of the files.")
     other_names: ClassVar[Mapping[str, str]] = {"image_reference": _IMAGE_FIELD}
-    elsewhere: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("image", "images", "image_url"), "the input image is called input_reference here"
-    )
+    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {"video_params": ("width", "height", "num_frames", "fps")}
+    elsewhere: ClassVar[Mapping[str, str]] = {
+        **NO_OTHER_INPUTS,
+        **dict.fromkeys(("image", "images", "image_url"), "the input image is called input_reference here"),
+    }
     input_reference: ImageField | None = Field(default=None, repr=False)
 
 

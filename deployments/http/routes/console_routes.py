@@ -20,7 +20,7 @@ from deployments.http.body import run_until_disconnect
 
 CONSOLE_ROUTES = ("GET /", "GET /v1/cluster/events")
 _FILES = Path(__file__).parents[2] / "console" / "static"
-_HEADERS = {
+PAGE_HEADERS = {
     # The page runs its own modules and talks to its own origin, whatever a prompt or an error contains. Images and
     # videos that it has received are blobs.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
@@ -45,7 +45,9 @@ def add_console_routes(api: FastAPI, backend: Backend, about: Mapping[str, Any],
             return JSONResponse(dict(about), headers={"Vary": "Accept"})
         # Behind a prefix, an address without a slash at its end would lead the page's own links astray.
         root = html.escape(request.scope.get("root_path", "").rstrip("/"))
-        return HTMLResponse(page.replace('"./console/', f'"{root}/console/'), headers={**_HEADERS, "Vary": "Accept"})
+        return HTMLResponse(
+            page.replace('"./console/', f'"{root}/console/'), headers={**PAGE_HEADERS, "Vary": "Accept"}
+        )
 
     @api.get("/v1/cluster/events")
     async def watch_cluster() -> Response:
@@ -58,7 +60,7 @@ class _ConsoleFiles(StaticFiles):
 
     def file_response(self, *args: Any, **kwargs: Any) -> Response:
         response = super().file_response(*args, **kwargs)
-        response.headers.update(_HEADERS)
+        response.headers.update(PAGE_HEADERS)
         return response
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from typing import Any
+from zipfile import ZipFile
 
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
 
 from deployments.backend import Backend, wait_for_result
 from deployments.http.body import FORMS, JSON, describe_body, read_fields, read_json, run_until_disconnect
+from deployments.http.fact_headers import make_fact_headers
 from deployments.http.sse import EventStreamResponse
 from deployments.models.served import ServedModel
 from deployments.plain_updates import to_plain
@@ -57,6 +60,8 @@ def add_image_routes(
         if asked.stream:
             return EventStreamResponse(updates, heartbeat_s, events, ignored)
         update = await run_until_disconnect(request.receive, wait_for_result(updates))
+        if asked.wants_file:
+            return _make_file(update, ignored)
         return JSONResponse(_describe_images(update, asked, ignored))
 
 
@@ -76,6 +81,18 @@ def _describe_images(update: CompletedUpdate, asked: ImageRequest, ignored: Sequ
         **describe_ignored(ignored),
         **about,
     }
+
+
+def _make_file(update: CompletedUpdate, ignored: Sequence[str]) -> Response:
+    """The file of the image, or a ZIP file with those of several; headers have what is known of the request."""
+    headers = {"X-Request-Id": update.request_id, **make_fact_headers(update, describe_ignored(ignored))}
+    if len(update.outputs) == 1:
+        return Response(update.outputs[0], media_type=f"image/{update.output_format}", headers=headers)
+    packed = BytesIO()
+    with ZipFile(packed, "w") as files:  # not compressed: images are
+        for number, image in enumerate(update.outputs):
+            files.writestr(f"image_{number}.{update.output_format}", image)
+    return Response(packed.getvalue(), media_type="application/zip", headers=headers)
 
 
 def list_data_urls(update: CompletedUpdate) -> list[str]:

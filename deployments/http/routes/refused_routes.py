@@ -13,8 +13,6 @@ REFUSED_ROUTES = {
     "POST /v1/images/edits",
     "POST /v1/videos/{video_id}/remix": "a video cannot be changed once it is made: send the changed prompt to "
     "POST /v1/videos, with the same seed for a similar one",
-    "GET /docs": "this service loads no pages of other servers: GET /openapi.json describes all routes and fields for "
-    "any viewer of OpenAPI, and docs/api.md in words",
 }
 METRICS_ROUTE = "GET /metrics"
 # A text that Prometheus takes for no metrics, which is what they are here.

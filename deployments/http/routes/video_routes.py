@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -11,15 +10,14 @@ from starlette.responses import FileResponse, JSONResponse, Response
 
 from deployments.backend import Backend, VideoBackend, wait_for_result
 from deployments.http.body import FORMS, JSON, describe_body, read_fields, run_until_disconnect
+from deployments.http.fact_headers import make_fact_headers
 from deployments.http.video_files import MP4, VideoBytesResponse, VideoFileResponse
 from deployments.models.served import ServedModel
-from deployments.plain_updates import to_plain
 from deployments.schemas.common.foreign_fields import describe_ignored
 from deployments.schemas.common.generation_request import REQUEST_ID
 from deployments.schemas.common.ignored_fields import list_ignored
 from deployments.schemas.image_field import build_beside_loop, count_image_chars
 from deployments.schemas.video import VideoRequest, build_video_request, parse_video_request
-from tridentserve.engine.live.updates import CompletedUpdate
 from tridentserve.errors import ConfigError, InvalidRequestError, RequestNotFoundError
 from tridentserve.requests import GenerationInputs, RequestSpec
 
@@ -31,8 +29,6 @@ VIDEO_ROUTES = (
     "GET /v1/videos/{video_id}/content",
     "DELETE /v1/videos/{video_id}",
 )
-# Proxies refuse answers with longer headers. Only the timeline of a request that was stopped often is longer.
-_MAX_HEADER_BYTES = 6144
 _BODY = describe_body(VideoRequest, JSON, *FORMS)
 
 
@@ -74,7 +70,8 @@ def add_video_routes(
             raise InvalidRequestError("n: must be 1 here, the answer is one file; POST /v1/videos takes more", "n")
         updates = backend.generate(spec, inputs, with_progress=False)
         update = await run_until_disconnect(request.receive, wait_for_result(updates))
-        return Response(update.outputs[0], media_type=MP4, headers=_make_headers(update, ignored))
+        headers = {"X-Video-Id": update.request_id, **make_fact_headers(update, ignored)}
+        return Response(update.outputs[0], media_type=MP4, headers=headers)
 
     @api.get("/v1/videos")
     async def list_videos(
@@ -113,23 +110,6 @@ def _add_url(video: dict[str, Any], request: Request) -> dict[str, Any]:
     if video["status"] != "completed":
         return video
     return {**video, "url": f"{str(request.base_url).rstrip('/')}/v1/videos/{video['id']}/content"}
-
-
-def _make_headers(update: CompletedUpdate, ignored: Mapping[str, Any]) -> dict[str, str]:
-    """Facts about a video that is answered at once: a header each for those that clients look for, and one for all."""
-    plain = to_plain(update)
-    facts = {key: value for key, value in plain.items() if key not in ("type", "videos", "timeline")}
-    facts |= ignored
-    whole = json.dumps({**facts, "timeline": plain["timeline"]})
-    return {
-        "X-Request-Facts": whole if len(whole) <= _MAX_HEADER_BYTES else json.dumps(facts),
-        "X-Video-Id": update.request_id,
-        "X-Model": update.model,
-        "X-Seed": str(update.seed),
-        "X-Inference-Time-S": str(update.latency_s),
-        "X-Stage-Durations": json.dumps(update.stage_durations_s),
-        "X-Peak-Memory-MB": str(facts["peak_memory_mb"]),
-    }
 
 
 async def cancel_job(videos: VideoBackend | None, request_id: str) -> bool:

@@ -14,6 +14,7 @@ _OF_OPENAI = (
     "complexity",
     "frame_count",
     "frame_duration_ms",
+    "markup",
     "moderation",
     "safety_identifier",
     "style",
@@ -34,11 +35,11 @@ _OF_VLLM_OMNI = (
     "resolution",
     "short_edge",
     "sound_duration",
+    "start_time_seconds",
     "system_prompt",
     "use_system_prompt",
     "vae_use_slicing",
     "vae_use_tiling",
-    "video_params",
 )
 _OF_SGLANG = (
     "audio_flow_shift",
@@ -60,6 +61,7 @@ _OF_SGLANG = (
     "reference_url",
     "rollout",
     "rollout_sde_type",
+    "task",
     "upscaling_model_path",
     "upscaling_scale",
 )
@@ -68,17 +70,44 @@ FOREIGN_FIELDS = frozenset((*_OF_OPENAI, *_OF_VLLM_OMNI, *_OF_SGLANG))
 GRANTED_FIELDS = frozenset(("return_stage_metrics",))
 
 
-def suggest_names(name: str, own: Iterable[str]) -> str:
+# What fields of ours are called elsewhere, and by people. No client sends these, so they are not taken for the field.
+_COMMON_NAMES = {
+    "cfg": "guidance_scale",
+    "cfg_scale": "guidance_scale",
+    "deadline_ms": "slo_ms",
+    "duration": "seconds",
+    "frame_rate": "fps",
+    "frames": "num_frames",
+    "guidance": "guidance_scale",
+    "num_images": "n",
+    "num_images_per_prompt": "n",
+    "num_steps": "num_inference_steps",
+    "num_videos": "n",
+    "steps": "num_inference_steps",
+    "text": "prompt",
+}
+# How alike two names are (from 0 to 1) of which one may be meant by the other.
+_CUTOFF = 0.75
+
+
+def suggest_names(name: str, own: Iterable[str], others: Iterable[str] = ()) -> str:
     """The field that may be meant by a name that is not known, or else all fields that have a meaning (`own`), as the
-    end of an error."""
-    near = find_similar_name(name, own)
-    return f"did you mean {near}?" if near is not None else "there are " + ", ".join(sorted(own))
+    end of an error. `others` are known, and have no meaning here."""
+    there = sorted(own)
+    near = find_similar_name(name, there, others)
+    return f"did you mean {near}?" if near is not None else "there are " + ", ".join(there)
 
 
-def find_similar_name(name: str, own: Iterable[str]) -> str | None:
-    """The field, of `own` or of other servers, that may be meant by a name that is not known."""
-    near = get_close_matches(name, [*sorted(own), *sorted(FOREIGN_FIELDS)], n=1, cutoff=0.75)
-    return near[0] if near else None
+def find_similar_name(name: str, own: Iterable[str], others: Iterable[str] = ()) -> str | None:
+    """The field, of `own` or else of `others` and other servers, that may be meant by a name that is not known."""
+    there = sorted(own)
+    common = [called for called, meant in _COMMON_NAMES.items() if meant in there]
+    if name in common:
+        return _COMMON_NAMES[name]
+    for names in (there, common, sorted({*FOREIGN_FIELDS, *others})):
+        if near := get_close_matches(name, names, n=1, cutoff=_CUTOFF):
+            return _COMMON_NAMES[near[0]] if names is common else near[0]
+    return None
 
 
 def describe_ignored(names: Iterable[str]) -> dict[str, list[str]]:

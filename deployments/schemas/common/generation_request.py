@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 from pydantic_core import PydanticCustomError
 
 from deployments.models.served import AskedQuality
-from deployments.schemas.common.lora import LoraChoices
+from deployments.schemas.common.lora import LoraChoices, LoraField
 from tridentserve.errors import InvalidRequestError
 from tridentserve.requests import OnLate
 
@@ -21,6 +21,13 @@ MAX_FLOW_SHIFT = 100.0
 MAX_SLO_MS = 86_400_000.0
 MAX_PRIORITY = 1000
 MAX_PARTIAL_IMAGES = 3
+
+
+# Inputs that other servers' models start from. To leave one out would make something else than was asked for.
+NO_OTHER_INPUTS = dict.fromkeys(
+    ("audio_reference", "conditions", "target", "video_path", "video_reference", "video_url"),
+    "models here start from a text, or from a text and images",
+)
 
 
 def _check_text(value: str) -> str:
@@ -37,6 +44,18 @@ def _check_text(value: str) -> str:
 def _check_not_blank(value: str) -> str:
     if not value.strip():
         raise PydanticCustomError("text", "must not be empty")
+    return value
+
+
+def _read_seed(value: Any) -> Any:
+    """The seed, also where a client that may send several sends one in a list."""
+    match value:
+        case [one]:
+            return one
+        case [_, *_]:
+            raise PydanticCustomError(
+                "seed", "must be one number, from which each output has its own noise; send a request for each seed"
+            )
     return value
 
 
@@ -58,6 +77,8 @@ class GenerationRequest(BaseModel):
     """Fields by the names that some clients use for them."""
     elsewhere: ClassVar[Mapping[str, str]] = {}
     """Hints for fields that belong to other kinds of requests."""
+    groups: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Fields that some clients put into an object, by the name of the object."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True)
 
@@ -96,8 +117,8 @@ class GenerationRequest(BaseModel):
         description="The shift of the noise levels of a video (Wan, HunyuanVideo). The default is the model's.",
     )
     negative_prompt: PlainText = Field(default="", description="The text to avoid. Some model families ignore it.")
-    seed: int | None = Field(
-        default=None, ge=0, le=MAX_SEED, description="The seed. By default it is drawn, and the answer holds it."
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED), BeforeValidator(_read_seed)] | None = Field(
+        default=None, description="The seed. By default it is drawn, and the answer holds it."
     )
     partial_images: int = Field(
         default=0,
@@ -112,7 +133,10 @@ class GenerationRequest(BaseModel):
         description="Milliseconds between two previews in the stream at least. The default is no previews but those of "
         "`partial_images`.",
     )
-    lora: PlainText | None = Field(default=None, description="The name of a LoRA of the model. The default is none.")
+    lora: LoraField | None = Field(
+        default=None,
+        description="The name of a LoRA of the model, or an object with `name` and `scale`. The default is none.",
+    )
     loras: LoraChoices | None = Field(
         default=None, description="Several LoRAs of the model: names, or objects with `name` and `scale`."
     )
@@ -135,7 +159,7 @@ class GenerationRequest(BaseModel):
         description="Requests of a higher priority go first: from -5 to 5 one counts four times as much as one of the "
         "step below; beyond that it only orders video jobs that wait for the scheduler.",
     )
-    service_tier: Literal["auto", "default", "flex", "priority"] = Field(
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] = Field(
         default="auto",
         description="OpenAI's field: `priority` adds 1 to the priority, `flex` takes 1 away.",
     )
@@ -148,8 +172,8 @@ class GenerationRequest(BaseModel):
         default="auto",
         description="`exact`: the result that the stock pipeline would give. `high` and `fast`: denoising steps may "
         "take over what earlier ones found, `fast` more of it; the answer says how many did (`skipped_steps`). Of "
-        "OpenAI's values `medium` counts as `high`, `low` as `fast`, `hd` as `exact`, and `standard` as `auto`: the "
-        "model's default.",
+        "other servers' values `medium` counts as `high`, `low` as `fast`, `hd` and `lossless` as `exact`, and "
+        "`standard` as `auto`: the model's default.",
     )
     user: PlainText | None = Field(
         default=None, description="The field is accepted because OpenAI's clients send it. It has no effect."

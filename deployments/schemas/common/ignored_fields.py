@@ -5,13 +5,14 @@ from __future__ import annotations
 from deployments.models.served import ServedModel
 from deployments.schemas.common.foreign_fields import log_ignored
 from deployments.schemas.common.generation_request import GenerationRequest
+from deployments.schemas.common.lora import LoraChoice
 from deployments.schemas.image import DALL_E_QUALITIES, ImageRequest
 
 _OF_PREVIEWS = ("partial_images", "preview_interval_ms")
 _OF_SOME_MODELS = ("true_cfg_scale", "guidance_scale_2", "flow_shift", "strength")
 _OF_OPENAI = ("background", "input_fidelity", "user")
 # Values of `quality` that are what every model does.
-_PLAIN_QUALITIES = frozenset({"auto", "exact"})
+_PLAIN_QUALITIES = frozenset({"auto", "exact", "lossless"})
 
 
 def list_ignored(request: GenerationRequest, model: ServedModel, streams: bool) -> tuple[str, ...]:
@@ -25,11 +26,16 @@ def list_ignored(request: GenerationRequest, model: ServedModel, streams: bool) 
         without_effect.update(_OF_PREVIEWS)
     if not _has_effect_by_quality(request, model):
         without_effect.add("quality")
+    if not model.family.negative_prompt:
+        without_effect.add("negative_prompt")
     if isinstance(request, ImageRequest) and request.output_format == "png":
         without_effect.add("output_compression")
-    for name in sent & without_effect:
+    found = sent & without_effect
+    if isinstance(request.lora, LoraChoice):
+        found.update(request.lora.list_ignored())
+    for name in found:
         log_ignored(name)
-    return tuple(sorted(sent & without_effect | {*request.ignored}))
+    return tuple(sorted(found | {*request.ignored}))
 
 
 def _has_effect_by_quality(request: GenerationRequest, model: ServedModel) -> bool:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
 from deployments.models.served import ServedModel
 from deployments.schemas.common.fields import show_name
@@ -17,6 +19,14 @@ from tridentserve.models.lora_files import LoraFile, LoraUse
 
 MAX_LORAS = 8
 MAX_LORA_SCALE = 10.0
+_OTHER_NAMES = {
+    "lora_name": "name",
+    "adapter": "name",
+    "lora_path": "path",
+    "local_path": "path",
+    "lora_scale": "scale",
+    "lora_int_id": "int_id",
+}
 LORA_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -29,6 +39,12 @@ class LoraChoice(BaseModel):
     scale: float = Field(
         default=1.0, ge=-MAX_LORA_SCALE, le=MAX_LORA_SCALE, description="The factor of its changes, beside the file's."
     )
+    path: str | None = Field(default=None, description="vLLM-Omni's field, without effect: LoRAs are added by name.")
+    int_id: int | None = Field(default=None, description="vLLM-Omni's field, without effect.")
+
+    def list_ignored(self) -> list[str]:
+        """The fields that were given a value, and have no effect."""
+        return [f"lora.{name}" for name in ("path", "int_id") if getattr(self, name) is not None]
 
 
 def _read_text(value: Any) -> Any:
@@ -41,6 +57,26 @@ def _read_text(value: Any) -> Any:
         return value
 
 
+def _read_choice(value: Any) -> Any:
+    """One LoRA: its name, or an object with the names that vLLM-Omni's clients use, which is JSON in a form."""
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        with suppress(ValueError, RecursionError):
+            value = json.loads(value)
+    if not isinstance(value, Mapping):
+        return value
+    fields = {_OTHER_NAMES.get(name, name): given for name, given in value.items() if given is not None}
+    if not isinstance(fields.get("name"), str):
+        raise PydanticCustomError(
+            "lora",
+            "an object must have the name of a LoRA of the model, as GET /v1/models lists them; none is read "
+            "from a path of the request's",
+        )
+    if unknown := fields.keys() - LoraChoice.model_fields.keys():
+        raise PydanticCustomError("lora", "an object has no field {name}", {"name": show_name(min(unknown, key=str))})
+    return fields
+
+
+LoraField = Annotated[str | LoraChoice, BeforeValidator(_read_choice)]
 LoraChoices = Annotated[list[str | LoraChoice], Field(max_length=MAX_LORAS), BeforeValidator(_read_text)]
 
 
@@ -68,7 +104,9 @@ def parse_new_lora(body: Any) -> NewLora:
         raise InvalidRequestError(f"{name}: {detail['msg']}", name) from None
 
 
-def find_uses(lora: str | None, loras: Sequence[str | LoraChoice] | None, model: ServedModel) -> tuple[LoraUse, ...]:
+def find_uses(
+    lora: str | LoraChoice | None, loras: Sequence[str | LoraChoice] | None, model: ServedModel
+) -> tuple[LoraUse, ...]:
     """The LoRAs of a request by its fields `lora` and `loras`. Raises `InvalidRequestError`."""
     if lora is not None and loras is not None:
         raise InvalidRequestError("lora: give lora or loras, not both", "lora")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -21,9 +23,12 @@ from tridentserve.errors import InvalidRequestError
 Parsed = TypeVar("Parsed", bound=GenerationRequest)
 
 
-def parse_as(kind: type[Parsed], body: Any, strict: bool = True, lenient: bool = True) -> Parsed:
+def parse_as(
+    kind: type[Parsed], body: Any, strict: bool = True, lenient: bool = True, others: Iterable[str] = ()
+) -> Parsed:
     """The body with `extra_body` merged in. Unless `strict`, a number may come as a text, as it does in forms. If
-    `lenient`, fields of other servers are left out, and `ignored` names them.
+    `lenient`, fields of other servers are left out, and `ignored` names them. `others` are fields that the caller has
+    taken out of the body; one of them may be meant by an unknown one.
     Raises `InvalidRequestError`, which never repeats a value of the body."""
     if not isinstance(body, Mapping):
         raise InvalidRequestError('the body must be an object of named fields, such as {"prompt": "a cat"}')
@@ -34,8 +39,8 @@ def parse_as(kind: type[Parsed], body: Any, strict: bool = True, lenient: bool =
         if name in known or name in foreign:
             continue
         # A client that sends null asks for nothing, unless it is a misspelt wish.
-        if not lenient or value is not None or find_similar_name(str(name), known) is not None:
-            raise _make_unknown_field_error(kind, name)
+        if not lenient or value is not None or find_similar_name(str(name), known, kind.elsewhere) is not None:
+            raise _make_unknown_field_error(kind, name, others)
     fields = {name: value for name, value in merged.items() if value is not None}
     try:
         parsed = kind.model_validate({name: fields[name] for name in fields if name in known}, strict=strict)
@@ -47,10 +52,12 @@ def parse_as(kind: type[Parsed], body: Any, strict: bool = True, lenient: bool =
     return parsed
 
 
-def _make_unknown_field_error(kind: type[GenerationRequest], name: object) -> InvalidRequestError:
+def _make_unknown_field_error(
+    kind: type[GenerationRequest], name: object, others: Iterable[str]
+) -> InvalidRequestError:
     shown = show_name(name)
     hint = kind.elsewhere.get(name) if isinstance(name, str) else None
-    hint = hint or suggest_names(shown, [*kind.model_fields, "extra_body"])
+    hint = hint or suggest_names(shown, [*kind.model_fields, "extra_body"], {*others, *kind.elsewhere})
     return InvalidRequestError(f"unknown field {shown}; {hint}", shown)
 
 
@@ -61,13 +68,36 @@ def _merge_extra_body(kind: type[GenerationRequest], body: Mapping[Any, Any]) ->
         raise InvalidRequestError("extra_body: must be an object of named fields", "extra_body")
     fields: dict[Any, Any] = {}
     for sent in ({name: value for name, value in body.items() if name != "extra_body"}, extra or {}):
-        for name, value in sent.items():
+        for name, value in _open_groups(kind, sent):
             own = kind.other_names.get(name, name)
             if own in fields or own == "extra_body":
                 shown = show_name(name)
                 raise InvalidRequestError(f"{shown}: must not be given twice (see extra_body)", shown)
             fields[own] = value
     return fields
+
+
+def _open_groups(kind: type[GenerationRequest], sent: Mapping[Any, Any]) -> Iterator[tuple[Any, Any]]:
+    """The fields, with those of an object that some clients put others into. One beside the object goes before."""
+    for name, value in sent.items():
+        if name not in kind.groups:
+            yield name, value
+            continue
+        for inner, inner_value in _read_group(name, value).items():
+            if inner not in kind.groups[name]:
+                raise InvalidRequestError(f"{name}: has {', '.join(kind.groups[name])}, and no other field", name)
+            if inner_value is not None and sent.get(inner) is None:
+                yield inner, inner_value
+
+
+def _read_group(name: str, value: Any) -> Mapping[Any, Any]:
+    """The object, which is JSON in a form."""
+    if isinstance(value, str):
+        with suppress(ValueError, RecursionError):
+            value = json.loads(value)
+    if value is None or isinstance(value, Mapping):
+        return value or {}
+    raise InvalidRequestError(f"{name}: must be an object of named fields", name)
 
 
 def _describe_first_problem(error: ValidationError) -> InvalidRequestError:

@@ -146,7 +146,7 @@ async def test_validation_names_the_field_and_repeats_nothing(caplog: pytest.Log
     ("method", "path", "status", "code"),
     [
         ("GET", "/nope", 404, "not_found"),
-        ("GET", "/docs", 404, "not_found"),
+        ("GET", "/redoc", 404, "not_found"),
         ("GET", "/v1/models/", 404, "not_found"),
         ("POST", "/v1/images/../images/generationsx", 404, "not_found"),
         ("GET", IMAGES, 405, "method_not_allowed"),

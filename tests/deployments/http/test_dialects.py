@@ -202,7 +202,6 @@ async def test_a_service_that_is_not_ready_lives() -> None:
     [
         ("POST", "/v1/images/variations", "/v1/images/edits"),
         ("POST", "/v1/videos/video_1/remix", "POST /v1/videos"),
-        ("GET", "/docs", "/openapi.json"),
         ("GET", "/v1/engines", "GET / lists"),
     ],
 )

@@ -54,6 +54,10 @@ def test_null_is_taken_for_what_nobody_knows(kind: type[GenerationRequest]) -> N
         ("negativ_prompt", "negative_prompt"),
         ("prompt ", "prompt"),
         ("flow_shfit", "flow_shift"),
+        ("guidence", "guidance_scale"),
+        ("num_steps", "num_inference_steps"),
+        ("stepps", "num_inference_steps"),
+        ("cfg_scale", "guidance_scale"),
     ],
 )
 @pytest.mark.parametrize("kind", KINDS)
@@ -63,6 +67,13 @@ def test_a_misspelt_field_is_refused_with_the_one_that_is_meant(
     for value in (3, None):
         with pytest.raises(InvalidRequestError, match=rf"unknown field {name}; did you mean {meant}\?"):
             parse_as(kind, make_body(kind, **{name: value}))
+
+
+@pytest.mark.parametrize("kind", [ImageRequest, EditRequest])
+def test_a_field_of_edits_is_suggested_where_images_are_asked_for_too(kind: type[GenerationRequest]) -> None:
+    for value in (0.5, None):
+        with pytest.raises(InvalidRequestError, match=r"unknown field strenght; did you mean strength\?"):
+            parse_as(kind, make_body(kind, strenght=value))
 
 
 def test_the_log_names_a_field_once(caplog: pytest.LogCaptureFixture) -> None:

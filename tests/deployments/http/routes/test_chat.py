@@ -105,6 +105,7 @@ async def test_several_images_are_all_taken() -> None:
         (make_body("x", prompt="y"), "prompt", "is the text of the last message"),
         (make_body("x", stream=True), "stream", "must be false"),
         (make_body("x", num_inference_step=3), "num_inference_step", "did you mean num_inference_steps?"),
+        (make_body("x", temprature=1), "temprature", "did you mean temperature?"),
         (
             make_body([TEXT, {"type": "image_url", "image_url": {"url": "http://host/x.png"}}]),
             "image",

@@ -184,7 +184,7 @@ async def test_a_stream() -> None:
         ({"data": {"num_inference_steps": "2"}, "files": {"image": FILE, "prompt": b"a fox"}}, "prompt", "string"),
         ({"data": {**TEXTS, "size": "65x64"}, "files": {"image": FILE}}, "size", "multiples of 16"),
         ({"data": {**TEXTS, "colour": "red"}, "files": {"image": FILE}}, "colour", "unknown field"),
-        ({"data": {**TEXTS, "response_format": "file"}, "files": {"image": FILE}}, "response_format", "should be"),
+        ({"data": {**TEXTS, "response_format": "xml"}, "files": {"image": FILE}}, "response_format", "should be"),
     ],
 )
 async def test_what_is_refused(sent: dict[str, Any], param: str | None, says: str) -> None:
