@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.openai_errors import describe_defect, describe_error, describe_problem
-from tridentserve.errors import InvalidRequestError, RequestCancelledError, TridentServeError
+from tridentserve.errors import DeadlineMissedError, InvalidRequestError, RequestCancelledError, TridentServeError
 
 CLIENT_CLOSED_REQUEST = RequestCancelledError.http_status
 RETRY_AFTER_S = 1
@@ -70,6 +70,9 @@ def _respond(status: int, error: dict[str, Any], headers: Mapping[str, str] | No
 async def _handle_own_error(_: Request, error: Exception) -> Response:
     if not isinstance(error, TridentServeError):
         raise error
+    if isinstance(error, DeadlineMissedError):
+        # A client that wants a refusal hears it at once. OpenAI's send the same request again unless they are told.
+        return JSONResponse({"error": describe_error(error)}, error.http_status, {"X-Should-Retry": "false"})
     return _respond(error.http_status, describe_error(error))
 
 

@@ -12,7 +12,7 @@ from deployments.plain_updates import to_plain
 from deployments.schemas.common.foreign_fields import describe_ignored
 from deployments.schemas.common.generation_request import REQUEST_ID
 from deployments.schemas.common.ignored_fields import list_ignored
-from deployments.schemas.common.model_choice import drop_default_name, make_unknown_model_error
+from deployments.schemas.common.model_choice import make_unknown_model_error, resolve_name
 from deployments.schemas.common.parsing import parse_as
 from deployments.schemas.edit import EditRequest, build_images
 from deployments.schemas.image import ImageRequest, parse_image_request
@@ -22,6 +22,9 @@ from deployments.schemas.video import HandleVideoRequest, build_video_request
 from tridentserve.engine.live.updates import CompletedUpdate
 from tridentserve.errors import RequestNotFoundError
 from tridentserve.requests import GenerationInputs, RequestSpec
+
+# The input images of a request for images, under the names that it may have.
+_IMAGE_NAMES = ("image", "images", "image_reference")
 
 
 async def generate(
@@ -87,7 +90,7 @@ async def _build_request(
         return *built, describe_ignored(list_ignored(video, model, streams))
     image: ImageRequest
     may_start = model is not None and (model.takes_image or model.family.image_start is not None)
-    if model is not None and (model.needs_image or (may_start and _find_image(body, "image", "images"))):
+    if model is not None and (model.needs_image or (may_start and _find_image(body, *_IMAGE_NAMES))):
         image = parse_as(EditRequest, body, lenient=lenient).model_copy(update={"model": model.name})
     else:
         image = parse_image_request(body, lenient)
@@ -100,13 +103,13 @@ def _choose_model(body: Mapping[str, Any], models: Mapping[str, ServedModel]) ->
     served, and while none is (the only one is being drained, for example)."""
     name = _merge(body).get("model")
     if isinstance(name, str):
-        name = drop_default_name(name, models)
+        name = resolve_name(name, models)
     if not models or (isinstance(name, str) and name not in models):
         raise make_unknown_model_error(models)
     if name is not None:
         return models[name] if isinstance(name, str) else None
     has_image = {
-        False: _find_image(body, "image", "images"),
+        False: _find_image(body, *_IMAGE_NAMES),
         True: _find_image(body, "input_reference", "image_reference"),
     }
     from_image = [model for model in models.values() if has_image[model.makes_videos] and model.takes_image]

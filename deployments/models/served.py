@@ -37,6 +37,9 @@ class ServedModel:
     is_warming: bool = False
     """True while its workers run what they will be asked for, before anybody has asked. It takes requests."""
 
+    origin: str | None = None
+    """The id on the hub, or else the folder. None for a tiny model, which the start makes."""
+
     has_two_experts: bool = False
     """True where one transformer does the noisy first steps and another one the rest."""
 
@@ -282,7 +285,16 @@ def build_served_model(model: ModelArgs) -> ServedModel:
     """The model of one entry of the configuration. Raises `ModelFolderError`."""
     family = find_family(model)
     loras = list_loras(model.name, model.folder) if model.folder is not None and family.loras else ()
-    return ServedModel(model.name, family, model.limits, loras, model.defaults, has_two_experts=_has_two_experts(model))
+    origin = model.path if model.hub_model is not None else model.folder
+    return ServedModel(
+        model.name,
+        family,
+        model.limits,
+        loras,
+        model.defaults,
+        origin=None if origin is None else str(origin),
+        has_two_experts=_has_two_experts(model),
+    )
 
 
 def _has_two_experts(model: ModelArgs) -> bool:

@@ -22,10 +22,13 @@ from tridentserve.requests import GenerationInputs, RequestSpec, Shape
 class EditRequest(ImageRequest):
     """The body of `POST /v1/images/edits`, and the dict of the Python handle for a model that edits images."""
 
-    other_names: ClassVar[Mapping[str, str]] = dict.fromkeys(("images", "image_reference"), "image")
+    other_names: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("images", "image_reference"), "image"),
+        "mask_image": "mask",
+    }
     elsewhere: ClassVar[Mapping[str, str]] = {
         **NO_OTHER_INPUTS,
-        "input_reference": "the input image is called image here",
+        **dict.fromkeys(("input_reference", "reference_image", "url"), "the input image is called image here"),
     }
 
     image: ImagesField = Field(repr=False)

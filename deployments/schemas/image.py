@@ -17,8 +17,14 @@ from deployments.schemas.common.model_choice import check_size, choose_model
 from deployments.schemas.common.parsing import parse_as
 from tridentserve.requests import GenerationInputs, RequestSpec, Shape
 
+_FORMATS = {"png": "png", "jpeg": "jpeg", "jpg": "jpeg", "webp": "webp"}
 # Values of `quality` that only DALL-E has.
 DALL_E_QUALITIES = frozenset({"standard", "hd"})
+
+
+def _read_format(value: Any) -> Any:
+    """The format, also as the ending of a file's name."""
+    return _FORMATS.get(value.lower(), value) if isinstance(value, str) else value
 
 
 def _refuse_transparency(value: Any) -> Any:
@@ -46,12 +52,20 @@ class ImageRequest(GenerationRequest):
         "`file` the answer is the file of the image, or a ZIP file with several. "
         "The default is base64, but for a `quality` that only DALL-E knows it is DALL-E's, the URL.",
     )
-    output_format: Literal["png", "jpeg", "webp"] = Field(default="png", description="The format of the image files.")
+    output_format: Annotated[Literal["png", "jpeg", "webp"], BeforeValidator(_read_format)] = Field(
+        default="png", description="The format of the image files."
+    )
     output_compression: int | None = Field(
         default=None,
         ge=0,
         le=100,
         description="The quality of JPEG and WebP files, from 0 (small) to 100. It has no effect on PNG files.",
+    )
+    num_frames: int | None = Field(
+        default=None, ge=1, le=1, description="The field is accepted because vLLM-Omni's benchmark sends it: 1."
+    )
+    fps: float | None = Field(
+        default=None, description="The field is accepted because vLLM-Omni's benchmark sends it. It has no effect."
     )
     background: Annotated[Literal["auto", "opaque"], BeforeValidator(_refuse_transparency)] = Field(
         default="auto", description="The field is accepted because OpenAI's clients send it. It has no effect."

@@ -9,15 +9,15 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from deployments.models.served import ServedModel
+from deployments.models.served import AskedQuality, ServedModel
 from deployments.schemas.common.building import build_request, check_limits, resolve_size
 from deployments.schemas.common.generation_request import PlainText
-from deployments.schemas.common.model_choice import check_size, drop_default_name, make_unknown_model_error
+from deployments.schemas.common.model_choice import check_size, make_unknown_model_error, resolve_name
 from deployments.schemas.common.parsing import parse_as
 from deployments.schemas.edit import start_from_image
 from deployments.schemas.video import VideoRequest, choose_shape
 from tridentserve.errors import InvalidRequestError
-from tridentserve.requests import Quality, RequestSpec, Shape
+from tridentserve.requests import RequestSpec, Shape
 from tridentserve.scheduling.events import Reject
 from tridentserve.scheduling.prediction.predictor import Quote
 
@@ -43,8 +43,8 @@ class QuoteRequest(VideoRequest):
         min_length=1,
         description="Numbers of denoising steps to quote, in place of `num_inference_steps`.",
     )
-    qualities: list[Quality] | None = Field(
-        default=None, min_length=1, description="Qualities to quote (`exact`, `high`, `fast`), in place of `quality`."
+    qualities: list[AskedQuality] | None = Field(
+        default=None, min_length=1, description="Qualities to quote, in place of `quality`."
     )
     strength: float | None = Field(
         default=None,
@@ -70,7 +70,7 @@ def parse_quote_request(body: Any, lenient: bool = True) -> QuoteRequest:
 def build_alternatives(request: QuoteRequest, models: Mapping[str, ServedModel]) -> list[RequestSpec]:
     """Each quality at each size with each number of steps. The default model is the first one. Raises
     `InvalidRequestError`, or its subclass `UnknownModelError`."""
-    name = drop_default_name(request.model, models)
+    name = resolve_name(request.model, models)
     if not models or (name is not None and name not in models):
         raise make_unknown_model_error(models)
     model = next(iter(models.values())) if name is None else models[name]
@@ -82,7 +82,7 @@ def build_alternatives(request: QuoteRequest, models: Mapping[str, ServedModel])
     steps: list[int | None] = [*request.steps] if request.steps is not None else [request.num_inference_steps]
     if request.qualities is not None and request.quality != "auto":
         raise InvalidRequestError("qualities: give either qualities or one quality", "qualities")
-    qualities = list(dict.fromkeys(request.qualities or [model.choose_quality(request.quality)]))
+    qualities = list(dict.fromkeys(request.qualities or [request.quality]))
     if len(qualities) * len(sizes) * len(steps) > MAX_QUOTES:
         raise InvalidRequestError(
             f"sizes: at most {MAX_QUOTES} combinations of qualities, sizes and steps are quoted at once", "sizes"
@@ -93,7 +93,7 @@ def build_alternatives(request: QuoteRequest, models: Mapping[str, ServedModel])
 
 
 def _build_spec(
-    request: QuoteRequest, size: str | None, steps: int | None, quality: Quality, model: ServedModel
+    request: QuoteRequest, size: str | None, steps: int | None, quality: AskedQuality, model: ServedModel
 ) -> RequestSpec:
     if steps is not None and steps < 1:
         raise InvalidRequestError("steps: each must be at least 1", "steps")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from deployments.config.models import MAX_FPS
@@ -35,6 +35,12 @@ def _parse_number(value: Any) -> Any:
         raise PydanticCustomError("number", "must be a number, such as 4") from None
 
 
+def _refuse_stream(value: bool) -> bool:
+    if value:
+        raise PydanticCustomError("stream", "videos are not streamed; GET /v1/videos/{id} tells the progress of a job")
+    return value
+
+
 class VideoRequest(GenerationRequest):
     """The body of `POST /v1/videos` and `POST /v1/videos/sync`, and the dict of the Python handle for a video."""
 
@@ -50,7 +56,11 @@ class VideoRequest(GenerationRequest):
         default=None, description="The length in seconds. It has no effect if `num_frames` is given."
     )
     output_format: Literal["mp4"] = Field(default="mp4", description="The format of the files.")
+    stream: Annotated[bool, AfterValidator(_refuse_stream)] = Field(
+        default=False, description="The field is accepted where it is false: videos are not streamed."
+    )
     other_names: ClassVar[Mapping[str, str]] = {"image_reference": _IMAGE_FIELD}
+    without_effect: ClassVar[frozenset[str]] = frozenset({"background", "response_format"})
     groups: ClassVar[Mapping[str, tuple[str, ...]]] = {"video_params": ("width", "height", "num_frames", "fps")}
     elsewhere: ClassVar[Mapping[str, str]] = {
         **NO_OTHER_INPUTS,

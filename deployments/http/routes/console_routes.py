@@ -38,6 +38,7 @@ def add_console_routes(api: FastAPI, backend: Backend, about: Mapping[str, Any],
     page = (_FILES / "index.html").read_text(encoding="utf-8")
     api.mount("/console", _ConsoleFiles(directory=_FILES))
 
+    @api.head("/", include_in_schema=False)
     @api.get("/")
     async def show(request: Request) -> Response:
         """The console for browsers, the list of routes for others."""

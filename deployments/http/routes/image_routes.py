@@ -78,6 +78,7 @@ def _describe_images(update: CompletedUpdate, asked: ImageRequest, ignored: Sequ
         "output_format": update.output_format,
         "size": f"{update.shape.width}x{update.shape.height}",
         "usage": {"peak_memory_mb": about["peak_memory_mb"]},
+        "metrics": {name: about[name] for name in ("stage_durations", "peak_memory_mb")},  # as vLLM-Omni has them
         **describe_ignored(ignored),
         **about,
     }

@@ -54,10 +54,12 @@ def add_service_routes(api: FastAPI, backend: Backend, models: Mapping[str, Serv
     @api.get("/v1/model_info")
     @api.get("/model_info")
     async def get_default_model() -> dict[str, Any]:
-        """As SGLang has it, whose benchmark asks for the name of the model here."""
+        """The folder of the first model, or its id on the hub, as SGLang has it. Its benchmark looks there for the kind
+        of the model, and names the model so in its requests."""
         if not models:
             raise make_unknown_model_error(models)
-        return {"model_path": next(iter(models))}
+        model = next(iter(models.values()))
+        return {"model_path": model.origin or model.name}
 
     @api.head("/health", include_in_schema=False)
     @api.head("/ready", include_in_schema=False)

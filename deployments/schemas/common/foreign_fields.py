@@ -4,7 +4,7 @@ no more than "0 of N" where they are refused: unless the service is strict they 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from functools import cache
 
@@ -25,6 +25,7 @@ _OF_VLLM_OMNI = (
     "bot_task",
     "boundary_ratio",
     "enable_frame_interpolation",
+    "extra_args",
     "extra_params",
     "frame_interpolation_exp",
     "frame_interpolation_model_path",
@@ -34,10 +35,13 @@ _OF_VLLM_OMNI = (
     "layers",
     "resolution",
     "short_edge",
+    "sys_type",
     "sound_duration",
     "start_time_seconds",
     "system_prompt",
     "use_system_prompt",
+    "vae_slicing",
+    "vae_tiling",
     "vae_use_slicing",
     "vae_use_tiling",
 )
@@ -47,6 +51,7 @@ _OF_SGLANG = (
     "enable_teacache",
     "enable_upscaling",
     "generator_device",
+    "guidance_rescale",
     "max_sequence_length",
     "num_profiled_timesteps",
     "output_compression",
@@ -74,17 +79,22 @@ GRANTED_FIELDS = frozenset(("return_stage_metrics",))
 _COMMON_NAMES = {
     "cfg": "guidance_scale",
     "cfg_scale": "guidance_scale",
+    "denoising_steps": "num_inference_steps",
     "deadline_ms": "slo_ms",
     "duration": "seconds",
     "frame_rate": "fps",
     "frames": "num_frames",
     "guidance": "guidance_scale",
+    "lora_name": "lora",
+    "lora_path": "lora",
     "num_images": "n",
     "num_images_per_prompt": "n",
     "num_steps": "num_inference_steps",
     "num_videos": "n",
+    "scale": "guidance_scale",
     "steps": "num_inference_steps",
     "text": "prompt",
+    "true_cfg": "true_cfg_scale",
 }
 # How alike two names are (from 0 to 1) of which one may be meant by the other.
 _CUTOFF = 0.75
@@ -100,14 +110,23 @@ def suggest_names(name: str, own: Iterable[str], others: Iterable[str] = ()) -> 
 
 def find_similar_name(name: str, own: Iterable[str], others: Iterable[str] = ()) -> str | None:
     """The field, of `own` or else of `others` and other servers, that may be meant by a name that is not known."""
+    return find_own_name(name, own) or _find_alike(name, sorted({*FOREIGN_FIELDS, *others}))
+
+
+def find_own_name(name: str, own: Iterable[str]) -> str | None:
+    """The field of `own` that may be meant."""
     there = sorted(own)
     common = [called for called, meant in _COMMON_NAMES.items() if meant in there]
     if name in common:
         return _COMMON_NAMES[name]
-    for names in (there, common, sorted({*FOREIGN_FIELDS, *others})):
-        if near := get_close_matches(name, names, n=1, cutoff=_CUTOFF):
-            return _COMMON_NAMES[near[0]] if names is common else near[0]
-    return None
+    if (near := _find_alike(name, there)) is not None:
+        return near
+    called = _find_alike(name, common)
+    return None if called is None else _COMMON_NAMES[called]
+
+
+def _find_alike(name: str, names: Sequence[str]) -> str | None:
+    return next(iter(get_close_matches(name, names, n=1, cutoff=_CUTOFF)), None)
 
 
 def describe_ignored(names: Iterable[str]) -> dict[str, list[str]]:

@@ -80,6 +80,9 @@ class GenerationRequest(BaseModel):
     groups: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Fields that some clients put into an object, by the name of the object."""
 
+    without_effect: ClassVar[frozenset[str]] = frozenset()
+    """Fields of other kinds of requests that are taken here, and mean nothing."""
+
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True)
 
     prompt: Annotated[PlainText, AfterValidator(_check_not_blank)] = Field(description="The text to generate from.")

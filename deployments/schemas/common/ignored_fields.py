@@ -11,6 +11,7 @@ from deployments.schemas.image import DALL_E_QUALITIES, ImageRequest
 _OF_PREVIEWS = ("partial_images", "preview_interval_ms")
 _OF_SOME_MODELS = ("true_cfg_scale", "guidance_scale_2", "flow_shift", "strength")
 _OF_OPENAI = ("background", "input_fidelity", "user")
+_OF_VIDEOS = ("num_frames", "fps")
 # Values of `quality` that are what every model does.
 _PLAIN_QUALITIES = frozenset({"auto", "exact", "lossless"})
 
@@ -28,8 +29,10 @@ def list_ignored(request: GenerationRequest, model: ServedModel, streams: bool) 
         without_effect.add("quality")
     if not model.family.negative_prompt:
         without_effect.add("negative_prompt")
-    if isinstance(request, ImageRequest) and request.output_format == "png":
-        without_effect.add("output_compression")
+    if isinstance(request, ImageRequest):
+        without_effect.update(_OF_VIDEOS)
+        if request.output_format == "png":
+            without_effect.add("output_compression")
     found = sent & without_effect
     if isinstance(request.lora, LoraChoice):
         found.update(request.lora.list_ignored())

@@ -22,7 +22,7 @@ def choose_model(
 ) -> ServedModel:
     """The model of this name, or the first one that fits: each route takes models of one kind only.
     Raises `UnknownModelError`, and `InvalidRequestError` for a model that is not allowed to start from an image."""
-    name = drop_default_name(name, models)
+    name = resolve_name(name, models)
     kind = _name_kind(videos, from_image)
     fitting = {key: model for key, model in models.items() if _fits(model, videos, from_image)}
     if from_image and not videos:
@@ -56,9 +56,13 @@ def _check_image_start(name: str | None, models: Mapping[str, ServedModel], fitt
             raise InvalidRequestError(f"image: {model.name} starts from a prompt alone; {IMAGE_START_SETTING}", "image")
 
 
-def drop_default_name(name: str | None, models: Mapping[str, ServedModel]) -> str | None:
-    """None for the name that SGLang's benchmark sends where it was given no model."""
-    return None if name == _DEFAULT_NAME and name not in models else name
+def resolve_name(name: str | None, models: Mapping[str, ServedModel]) -> str | None:
+    """The name of the model that a client means, also by its folder or its id on the hub, which `GET /v1/model_info`
+    tells. None for the name that SGLang's benchmark sends where it was given no model."""
+    if name is None or name in models:
+        return name
+    of_origin = next((model.name for model in models.values() if model.origin == name), name)
+    return None if of_origin == _DEFAULT_NAME else of_origin
 
 
 def make_unknown_model_error(served: Iterable[str]) -> UnknownModelError:

@@ -13,7 +13,7 @@ from deployments.schemas.common.fields import show_name
 from deployments.schemas.common.foreign_fields import (
     FOREIGN_FIELDS,
     GRANTED_FIELDS,
-    find_similar_name,
+    find_own_name,
     log_ignored,
     suggest_names,
 )
@@ -34,12 +34,14 @@ def parse_as(
         raise InvalidRequestError('the body must be an object of named fields, such as {"prompt": "a cat"}')
     merged = _merge_extra_body(kind, body)
     known = {*kind.model_fields, "extra_body"}
-    foreign = (FOREIGN_FIELDS | GRANTED_FIELDS) - known - set(kind.elsewhere) if lenient else frozenset[str]()
+    foreign = (FOREIGN_FIELDS | GRANTED_FIELDS | kind.without_effect) - known - set(kind.elsewhere)
+    if not lenient:
+        foreign = frozenset()
     for name, value in merged.items():
         if name in known or name in foreign:
             continue
         # A client that sends null asks for nothing, unless it is a misspelt wish.
-        if not lenient or value is not None or find_similar_name(str(name), known, kind.elsewhere) is not None:
+        if not lenient or value is not None or (name not in kind.elsewhere and find_own_name(str(name), known)):
             raise _make_unknown_field_error(kind, name, others)
     fields = {name: value for name, value in merged.items() if value is not None}
     try:
@@ -70,10 +72,12 @@ def _merge_extra_body(kind: type[GenerationRequest], body: Mapping[Any, Any]) ->
     for sent in ({name: value for name, value in body.items() if name != "extra_body"}, extra or {}):
         for name, value in _open_groups(kind, sent):
             own = kind.other_names.get(name, name)
-            if own in fields or own == "extra_body":
+            is_there = fields.get(own) is not None
+            if own == "extra_body" or (is_there and value is not None):
                 shown = show_name(name)
                 raise InvalidRequestError(f"{shown}: must not be given twice (see extra_body)", shown)
-            fields[own] = value
+            if not is_there:
+                fields[own] = value
     return fields
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from io import BytesIO
 from typing import Any
 
@@ -188,6 +189,21 @@ async def test_routes_that_other_clients_ask() -> None:
         assert (await http.get("/ready")).json() == (await http.get("/health")).json()
         missing = await http.get("/v1/models/gpt-4o")
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_a_model_is_found_by_the_folder_that_a_benchmark_is_told() -> None:
+    """SGLang's looks whether the path of `/v1/model_info` is there, and sends it as the model."""
+    (name, model), *others = MODELS.items()
+    models = {name: replace(model, origin="/models/of-the-first"), **dict(others)}
+    backend = FakeBackend()
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(create_api(backend, models)), base_url="http://t"
+    ) as http:
+        path = (await http.get("/v1/model_info")).json()["model_path"]
+        answer = await http.post(IMAGES, json={"prompt": "a cat", "size": "64x64", "model": path})
+        unknown = await http.post(IMAGES, json={"prompt": "a cat", "size": "64x64", "model": path + "x"})
+    assert (path, answer.json()["model"]) == ("/models/of-the-first", name)
+    assert unknown.status_code == 404
 
 
 async def test_a_service_that_is_not_ready_lives() -> None:

@@ -74,5 +74,7 @@ async def test_a_request_that_would_be_late_gets_503_with_the_time() -> None:
         answer = await client.post(IMAGES, json=body)
     assert answer.status_code == 503
     assert (answer.json()["error"]["code"], answer.json()["error"]["predicted_s"]) == ("deadline_missed", 3.5)
+    assert "Retry-After" not in answer.headers
+    assert answer.headers["X-Should-Retry"] == "false", "OpenAI's clients would send it again"
     ((spec, _),) = backend.seen
     assert (spec.on_late, spec.priority, spec.weight) == ("refuse", 1, 4.0)

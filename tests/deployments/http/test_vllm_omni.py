@@ -136,6 +136,27 @@ async def test_a_field_goes_before_the_one_of_the_object() -> None:
     assert (spec.shape.num_frames, inputs.fps) == (5, 4.0)
 
 
+async def test_a_request_of_its_benchmark_of_a_trace_of_images() -> None:
+    """Its traces have a number of frames and their rate for images too, and it asks for images by chats."""
+    backend = FakeBackend()
+    fields = {"height": 64, "width": 64, "num_frames": 1, "fps": 16, "num_inference_steps": 4, "seed": 7}
+    chat = {"model": "default", "messages": [{"role": "user", "content": "a cat"}], "extra_body": fields}
+    answer = (await post(open_client(backend), "/v1/chat/completions", json=chat)).json()
+    assert answer["ignored"] == ["fps", "num_frames"]
+    answer = (await post(open_client(backend), IMAGES, json={"prompt": "a cat", **fields})).json()
+    assert answer["ignored"] == ["fps", "num_frames"]
+    assert answer["metrics"] == {name: answer[name] for name in ("stage_durations", "peak_memory_mb")}
+
+
+async def test_a_mask_under_its_name() -> None:
+    backend = FakeBackend()
+    image, mask = (base64.b64encode(make_png(64, 64, colour)).decode() for colour in ("black", "white"))
+    body = {"prompt": "a cat", "model": "tiny-fill", "image": image, "mask_image": mask, "sys_type": None}
+    await post(open_image_client(backend), "/v1/images/edits", json=body)
+    ((_, inputs),) = backend.seen
+    assert inputs.mask is not None
+
+
 async def test_files_of_several_images_come_as_one() -> None:
     backend = FakeBackend()
     body = {"prompt": "a cat", "size": "64x48", "n": 2, "response_format": "file", "output_format": "webp"}
@@ -157,6 +178,9 @@ async def test_files_of_several_images_come_as_one() -> None:
         (IMAGES, {"video_reference": "x"}, "video_reference", "start from a text, or from a text and images"),
         (IMAGES, {"seed": [1, 2]}, "seed", "send a request for each seed"),
         (IMAGES, {"seed": ["x"]}, "seed", "valid integer"),
+        (IMAGES, {"num_frames": 9}, "num_frames", "less than or equal to 1"),
+        (IMAGES, {"url": "x", "size": "64x64"}, "url", "unknown field"),
+        ("/v1/videos/sync", {"stream": True}, "stream", "GET /v1/videos/{id} tells the progress"),
         (IMAGES, {"background": "transparent"}, "background", "no model here makes transparent images"),
         ("/v1/videos/sync", {"video_params": {"length": 3}}, "video_params", "width, height, num_frames, fps"),
         ("/v1/videos/sync", {"video_params": [3]}, "video_params", "must be an object"),
@@ -175,7 +199,17 @@ async def test_what_cannot_be_granted_is_refused_in_words(
     assert not backend.seen
 
 
-@pytest.mark.parametrize("fields", [{"seed": [7]}, {"quality": "lossless"}, {"service_tier": "scale"}, {"task": "t2i"}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"seed": [7]},
+        {"quality": "lossless"},
+        {"service_tier": "scale"},
+        {"task": "t2i"},
+        {"output_format": "PNG"},
+    ],
+    ids=str,
+)
 async def test_values_of_other_clients(fields: dict[str, Any]) -> None:
     backend = FakeBackend()
     answer = (await post(open_client(backend), IMAGES, json={"prompt": "a cat", "size": "64x64", **fields})).json()

@@ -71,9 +71,21 @@ def test_a_misspelt_field_is_refused_with_the_one_that_is_meant(
 
 @pytest.mark.parametrize("kind", [ImageRequest, EditRequest])
 def test_a_field_of_edits_is_suggested_where_images_are_asked_for_too(kind: type[GenerationRequest]) -> None:
-    for value in (0.5, None):
-        with pytest.raises(InvalidRequestError, match=r"unknown field strenght; did you mean strength\?"):
-            parse_as(kind, make_body(kind, strenght=value))
+    with pytest.raises(InvalidRequestError, match=r"unknown field strenght; did you mean strength\?"):
+        parse_as(kind, make_body(kind, strenght=0.5))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_null_is_taken_for_a_field_of_another_route(kind: type[GenerationRequest]) -> None:
+    names = {*kind.elsewhere, *kind.other_names, "mask", "stream", "response_format", "background", "guidance_rescale"}
+    for name in sorted(names):
+        assert parse_as(kind, make_body(kind, **{name: None})).ignored == ()
+        assert parse_as(kind, make_body(kind, extra_body={name: None})).ignored == ()
+
+
+def test_null_beside_a_value_is_none() -> None:
+    for body in ({"seed": 7, "extra_body": {"seed": None}}, {"seed": None, "extra_body": {"seed": 7}}):
+        assert parse_as(ImageRequest, make_body(ImageRequest, **body)).seed == 7
 
 
 def test_the_log_names_a_field_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -92,7 +92,7 @@ def test_outputs_have_two_names() -> None:
         ({"output_format": "webm"}, "output_format", ""),
         ({"output_format": "frames"}, "output_format", ""),
         ({"input_reference": "x.png"}, "input_reference", "must be left out"),
-        ({"stream": True}, "stream", "unknown field"),
+        ({"stream": True}, "stream", "are not streamed"),
         ({"prompt": " "}, "prompt", ""),
     ],
 )

@@ -40,6 +40,8 @@ class StepControl:
         self._stop = threading.Event()
         self._pause = threading.Event()
         self._watch = threading.Event()
+        # Called when the first stage begins.
+        self.on_begin: Callable[[], object] = lambda: None
         # Called on the leader, while the plan is watched, with each request and how many of its steps are done.
         self.on_step: Callable[[str, int], None] = lambda request_id, steps_done: None
         # Called on the leader, while the plan is watched, with each preview that is due: the request, how many of its

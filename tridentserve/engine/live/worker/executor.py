@@ -231,6 +231,8 @@ class StageExecutor:
         is asked to. Its length comes from a clock that is never set back. `num_steps`: of D, which may be paused."""
         self._device.wait_for_work()
         start_s, began_s = time.time(), time.perf_counter()
+        if not run.execution.spans:
+            run.control.on_begin()
         yield
         self._device.wait_for_work()
         if run.group is not None:

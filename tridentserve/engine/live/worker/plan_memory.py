@@ -3,9 +3,10 @@ there is less than there should be."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Collection, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tridentserve.device import MemoryPeak
 from tridentserve.device.memory_errors import is_out_of_memory
@@ -38,6 +39,8 @@ class RunningPlan:
     tell: Callable[[PlanNote], None]
     """Takes the notes of the plan, in the event loop."""
     peak: MemoryPeak
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when its first stage begins, or it has ended without one."""
 
     @property
     def is_skipped(self) -> bool:

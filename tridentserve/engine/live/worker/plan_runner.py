@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -33,6 +34,10 @@ from tridentserve.requests import GenerationInputs
 from tridentserve.stages import Stage
 
 logger = logging.getLogger(__name__)
+
+# The time for which the report of a plan waits for the next one to begin: some times what it takes where the weights of
+# that one are in memory.
+_HEAD_START_S = 0.01
 
 
 class PlanRunner:
@@ -106,6 +111,7 @@ class PlanRunner:
         control.on_checkpoint = write_checkpoint
         needed = list_needed_replicas(plan, self._worker_id)
         running = RunningPlan(plan, inputs, control, expected, needed, tell, self._device.make_memory_peak())
+        control.on_begin = lambda: loop.call_soon_threadsafe(running.begun.set)
         self._running[plan.plan_id] = running
         self._load_ahead()
 
@@ -145,9 +151,21 @@ class PlanRunner:
                         execution.loras = self._replicas.loras.take_news()
             finally:
                 self._running.pop(plan.plan_id, None)  # its weights may leave while its outputs are made into files
+                running.begun.set()
+            await self._let_next_begin()
             return await self._reporter.make_report(running, execution)
         except Exception as error:  # whatever it is, the scheduler must hear that the plan has ended
             return self._reporter.make_failure(plan, error, self._is_device_broken)
+
+    async def _let_next_begin(self) -> None:
+        """Let the next plan begin, if all that it needs is here, before the outputs of one that has ended are made into
+        files and it is reported. Both need the interpreter, and the device would wait for it."""
+        after = next((other for other in self._running.values() if not other.is_skipped), None)
+        if after is None or any(member.source not in (None, self._worker_id) for member in after.plan.members):
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_HEAD_START_S):
+                await after.begun.wait()
 
     async def _execute_and_probe(self, running: RunningPlan) -> Execution:
         """Execute a plan. After an error, look whether the device can still be used: this process is ended if not."""
