@@ -45,6 +45,8 @@ from deployments.config.app import AppArgs
 _TINY = Path(__file__).parent.parent / "deployments" / "tiny.yaml"
 _EVENTS = "/v1/cluster/events"
 _OPEN_S = 60.0
+# Each event that is compressed ends so, as browsers get them.
+_END_OF_EVENT = b"\x00\x00\xff\xff"
 
 
 @dataclass
@@ -72,6 +74,7 @@ class _Reader(asyncio.Protocol):
     def __init__(self, request: bytes) -> None:
         self._request = request
         self.num_bytes = self.num_events = 0
+        self._last = b""
         self.has_state = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -80,7 +83,8 @@ class _Reader(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.num_bytes += len(data)
-        self.num_events += data.count(b"event: ")
+        self.num_events += (self._last + data).count(_END_OF_EVENT)
+        self._last = data[1 - len(_END_OF_EVENT) :]
         if self.num_events and not self.has_state.done():
             self.has_state.set_result(None)
 
@@ -165,11 +169,12 @@ async def _open_consoles(url: str, count: int) -> AsyncIterator[list[_Reader]]:
     """So many streams, each of which has had the whole state."""
     address = urlsplit(url)
     host = address.hostname or "127.0.0.1"
-    head = f"GET {address.path.rstrip('/')}{_EVENTS} HTTP/1.1\r\nHost: {address.netloc}\r\n\r\n".encode()
+    head = f"GET {address.path.rstrip('/')}{_EVENTS} HTTP/1.1\r\nHost: {address.netloc}\r\n"
+    head += "Accept-Encoding: gzip\r\n\r\n"
     loop, opened = asyncio.get_running_loop(), []
     try:
         for _ in range(count):
-            opened.append(await loop.create_connection(lambda: _Reader(head), host, address.port or 80))
+            opened.append(await loop.create_connection(lambda: _Reader(head.encode()), host, address.port or 80))
         async with asyncio.timeout(_OPEN_S):
             await asyncio.gather(*(reader.has_state for _, reader in opened))
         yield [reader for _, reader in opened]

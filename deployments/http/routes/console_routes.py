@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from deployments.backend import Backend, closing
 from deployments.console.cluster_feed import ClusterFeed
+from deployments.console.shared_event import accepts_gzip
 from deployments.http.body import run_until_disconnect
 
 CONSOLE_ROUTES = ("GET /", "GET /v1/cluster/events")
@@ -51,9 +52,10 @@ def add_console_routes(api: FastAPI, backend: Backend, about: Mapping[str, Any],
         )
 
     @api.get("/v1/cluster/events")
-    async def watch_cluster() -> Response:
+    async def watch_cluster(request: Request) -> Response:
         """The live state of the cluster as server-sent events."""
-        return _FeedResponse(feed.watch())
+        packs = accepts_gzip(request.headers.get("accept-encoding", ""))
+        return _FeedResponse(feed.watch(packs), packs)
 
 
 class _ConsoleFiles(StaticFiles):
@@ -70,8 +72,9 @@ class _FeedResponse(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes]) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+    def __init__(self, events: AsyncIterator[bytes], packed: bool) -> None:
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no", "Vary": "Accept-Encoding"}
+        super().__init__(headers=headers | ({"Content-Encoding": "gzip"} if packed else {}))
         del self.headers["content-length"]
         self._events = events
 
