@@ -20,8 +20,8 @@ from tridentserve.scheduling.watching.cluster_state import ClusterState, EndedSt
 from tridentserve.scheduling.watching.recent_history import HISTORY_S, MAX_STAGES
 
 # What a replica sends to all its consoles together: beyond it they get the state less often than once a second. An
-# event takes Api's process about 0.1 ms, so that all consoles together take a quarter of a hundredth of a core. The size
-# of an event is that of its compressed form.
+# event takes Api's process about 0.1 ms, so that all consoles together take a quarter of a hundredth of a core. The
+# size of an event is that of its compressed form.
 MAX_EVENTS_PER_S = 25
 MAX_BYTES_PER_S = 2_000_000
 

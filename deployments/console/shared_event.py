@@ -2,8 +2,8 @@
 
 A stream that is compressed by itself has a state of its own, and costs its server milliseconds for each event of each
 client. Here each event is compressed from nothing to a whole number of bytes, so that the same bytes fit into every
-stream, at whatever place (RFC 1951: blocks that refer to nothing before them; RFC 1952: one header before, and a trailer
-that a stream without an end never needs).
+stream, at whatever place (RFC 1951: blocks that refer to nothing before them; RFC 1952: one header before, and a
+trailer that a stream without an end never needs).
 """
 
 from __future__ import annotations
