@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil, isqrt, sqrt
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from deployments.config.models import Limits, ModelArgs, RequestDefaults
 from tridentserve.errors import ModelFolderError
@@ -20,6 +20,13 @@ _DEFAULT_SIDE = 1024
 _DEFAULT_FPS = 16
 # The qualities that requests name: ours, and those of other servers' clients.
 AskedQuality = Literal["auto", "exact", "high", "fast", "medium", "low", "standard", "hd", "lossless"]
+QUALITIES_BY_NAME: Mapping[str, Quality] = {
+    **{quality: quality for quality in get_args(Quality)},
+    "medium": "high",
+    "low": "fast",
+    "hd": "exact",
+    "lossless": "exact",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +68,7 @@ class ServedModel:
         """The quality in which a request is made: `exact` where the model makes no other."""
         if not self.caches_steps:
             return "exact"
-        match asked:
-            case "auto" | "standard":
-                return self.defaults.quality
-            case "exact" | "hd" | "lossless":
-                return "exact"
-            case "high" | "medium":
-                return "high"
-            case "fast" | "low":
-                return "fast"
+        return QUALITIES_BY_NAME.get(asked, self.defaults.quality)
 
     @property
     def makes_videos(self) -> bool:

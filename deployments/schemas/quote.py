@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from itertools import product
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from deployments.models.served import AskedQuality, ServedModel
+from deployments.models.served import QUALITIES_BY_NAME, ServedModel
 from deployments.schemas.common.building import build_request, check_limits, resolve_size
 from deployments.schemas.common.generation_request import PlainText
 from deployments.schemas.common.model_choice import check_size, make_unknown_model_error, resolve_name
@@ -17,12 +17,16 @@ from deployments.schemas.common.parsing import parse_as
 from deployments.schemas.edit import start_from_image
 from deployments.schemas.video import VideoRequest, choose_shape
 from tridentserve.errors import InvalidRequestError
-from tridentserve.requests import RequestSpec, Shape
+from tridentserve.requests import Quality, RequestSpec, Shape
 from tridentserve.scheduling.events import Reject
 from tridentserve.scheduling.prediction.predictor import Quote
 
 # A quote takes the scheduler some milliseconds.
 MAX_QUOTES = 16
+
+
+def _read_quality(value: Any) -> Any:
+    return QUALITIES_BY_NAME.get(value, value) if isinstance(value, str) else value
 
 
 class QuoteRequest(VideoRequest):
@@ -43,7 +47,7 @@ class QuoteRequest(VideoRequest):
         min_length=1,
         description="Numbers of denoising steps to quote, in place of `num_inference_steps`.",
     )
-    qualities: list[AskedQuality] | None = Field(
+    qualities: list[Annotated[Quality, BeforeValidator(_read_quality)]] | None = Field(
         default=None, min_length=1, description="Qualities to quote, in place of `quality`."
     )
     strength: float | None = Field(
@@ -82,7 +86,7 @@ def build_alternatives(request: QuoteRequest, models: Mapping[str, ServedModel])
     steps: list[int | None] = [*request.steps] if request.steps is not None else [request.num_inference_steps]
     if request.qualities is not None and request.quality != "auto":
         raise InvalidRequestError("qualities: give either qualities or one quality", "qualities")
-    qualities = list(dict.fromkeys(request.qualities or [request.quality]))
+    qualities = list(dict.fromkeys(request.qualities or [model.choose_quality(request.quality)]))
     if len(qualities) * len(sizes) * len(steps) > MAX_QUOTES:
         raise InvalidRequestError(
             f"sizes: at most {MAX_QUOTES} combinations of qualities, sizes and steps are quoted at once", "sizes"
@@ -93,7 +97,7 @@ def build_alternatives(request: QuoteRequest, models: Mapping[str, ServedModel])
 
 
 def _build_spec(
-    request: QuoteRequest, size: str | None, steps: int | None, quality: AskedQuality, model: ServedModel
+    request: QuoteRequest, size: str | None, steps: int | None, quality: Quality, model: ServedModel
 ) -> RequestSpec:
     if steps is not None and steps < 1:
         raise InvalidRequestError("steps: each must be at least 1", "steps")

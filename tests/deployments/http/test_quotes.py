@@ -31,6 +31,8 @@ async def test_each_size_with_each_number_of_steps() -> None:
 async def test_each_quality() -> None:
     answer = await quote(FakeBackend(), MODELS, {"size": "64x64", "qualities": ["exact", "fast"]})
     assert [entry["quality"] for entry in answer["data"]] == ["exact", "fast"]
+    answer = await quote(FakeBackend(), MODELS, {"size": "64x64", "qualities": ["hd", "low"]})
+    assert [entry["quality"] for entry in answer["data"]] == ["exact", "fast"]
     (one,) = (await quote(FakeBackend(), MODELS, {"size": "64x64", "quality": "low"}))["data"]
     assert one["quality"] == "fast"
 
