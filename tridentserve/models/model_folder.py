@@ -71,8 +71,8 @@ def read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         if not path.parent.is_dir():
             raise ModelFolderError(
-                f"{path} is missing, and so is its folder; name a folder saved by diffusers' save_pretrained, or a model "
-                "of the hub as owner/name"
+                f"{path} is missing, and so is its folder; name a folder saved by diffusers' save_pretrained, or a "
+                "model of the hub as owner/name"
             ) from None
         raise ModelFolderError(
             f"{path} is missing; {path.parent} must be a folder saved by diffusers' save_pretrained"
