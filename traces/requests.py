@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from tridentserve.errors import ConfigError, TraceError
-from tridentserve.requests import Quality
+from tridentserve.requests import MAX_PRIORITY, OnLate, Quality
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,8 @@ class TraceRequest:
     model: str | None = None
     guidance_scale: float | None = None
     quality: Quality | None = None
+    on_late: OnLate | None = None
+    priority: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,8 @@ OPTIONAL: dict[str, Text | Number | ChoiceOfTexts] = {
     "model": Text(),
     "guidance_scale": Number(0, 1e6),
     "quality": ChoiceOfTexts(get_args(Quality)),
+    "on_late": ChoiceOfTexts(get_args(OnLate)),
+    "priority": Number(-MAX_PRIORITY, MAX_PRIORITY, whole=True),
 }
 FIELDS = REQUIRED | OPTIONAL
 

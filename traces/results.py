@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from traces.requests import TraceRequest
+from tridentserve.errors import DeadlineMissedError
+from tridentserve.requests import Quality
+
+# From the one without less work on.
+_QUALITY_RANKS: dict[str | None, int] = {quality: rank for rank, quality in enumerate(get_args(Quality))}
 
 
 class TimelineEntry(BaseModel):
@@ -42,6 +48,10 @@ class AnswerFacts(BaseModel):
     """The service's own figure: seconds from when its scheduler got the request until it had the last report."""
     predicted_s: float | None = None
     """The latency that the service predicted when the request came."""
+    reduced_steps: int | None = None
+    """The denoising steps where the service made fewer than it was asked for."""
+    quality: str | None = None
+    """The quality in which the service made it; another service's may be none of ours."""
     peak_memory_mb: float | None = None
 
 
@@ -64,6 +74,8 @@ class ReplayResult:
     error: str | None
     """The message of the failure; None exactly when the request was completed."""
     facts: AnswerFacts = field(default_factory=AnswerFacts)
+    error_code: str | None = None
+    """The code of the service's error (docs/api.md); None where there is none."""
 
     @property
     def slo_s(self) -> float | None:
@@ -79,6 +91,20 @@ class ReplayResult:
         return self.facts.slo_met
 
     @property
+    def refused(self) -> bool:
+        """True when it was refused because it would have been late."""
+        return self.error_code == DeadlineMissedError.code
+
+    @property
+    def degraded(self) -> bool:
+        """True when it was made with less work than it asked for, which it may be with `on_late: degrade` only. A row
+        that names no quality counts as one that asks for `exact`."""
+        if self.error is not None or self.request.on_late != "degrade":
+            return False
+        asked = _QUALITY_RANKS[self.request.quality or "exact"]
+        return self.facts.reduced_steps is not None or _QUALITY_RANKS.get(self.facts.quality, asked) > asked
+
+    @property
     def out_of_memory(self) -> bool:
         """True when it failed for want of device memory. The message shows it: frameworks and the simulator use these
         words, and an HTTP answer has no field for it."""
@@ -91,10 +117,13 @@ def simulated_result(
     latency_s: float,
     *,
     error: str | None = None,
+    error_code: str | None = None,
     slo_s: float | None = None,
     queue_s: float | None = None,
     peak_memory_mb: float | None = None,
     predicted_s: float | None = None,
+    reduced_steps: int | None = None,
+    quality: Quality | None = None,
     timeline: Sequence[TimelineEntry] = (),
 ) -> ReplayResult:
     """The result of a request that was simulated: sent exactly when it was due, answered (or failed) after `latency_s`.
@@ -113,5 +142,9 @@ def simulated_result(
         queue_s=queue_s,
         peak_memory_mb=peak_memory_mb,
         predicted_s=predicted_s,
+        reduced_steps=reduced_steps,
+        quality=quality,
     )
-    return ReplayResult(request, model, request.request_id, request.timestamp_s, 0.0, latency_s, None, error, facts)
+    return ReplayResult(
+        request, model, request.request_id, request.timestamp_s, 0.0, latency_s, None, error, facts, error_code
+    )

@@ -33,12 +33,23 @@ def make_arrivals(
             raise ConfigError(f"request {request.request_id} names no model: choose one with --model ({known})")
         if name not in profiled:
             raise ConfigError(f"the model {name!r} is not profiled; choose one with --model ({known}), or profile it")
-        shape = Shape(request.height, request.width, request.num_frames)
-        slo_s = None if request.slo_ms is None else request.slo_ms / 1000
-        quality = request.quality or "exact"
-        spec = RequestSpec(request.request_id, name, shape, request.num_inference_steps, slo_s=slo_s, quality=quality)
-        arrivals.append((request.timestamp_s / speed, spec))
+        arrivals.append((request.timestamp_s / speed, _make_spec(request, name)))
     return arrivals
+
+
+def _make_spec(request: TraceRequest, model: str) -> RequestSpec:
+    return RequestSpec(
+        request.request_id,
+        model,
+        Shape(request.height, request.width, request.num_frames),
+        request.num_inference_steps,
+        slo_s=None if request.slo_ms is None else request.slo_ms / 1000,
+        priority=request.priority or 0,
+        on_late=request.on_late or "wait",
+        quality=request.quality or "exact",
+        # A profile does not say which models have qualities: all are simulated as if they had.
+        cheaper_quality="fast" if request.on_late == "degrade" else None,
+    )
 
 
 def check_profiled(arrivals: Sequence[TimedRequest], times: StageTimes) -> None:
@@ -76,10 +87,13 @@ def _make_result(request: TraceRequest, ended: RequestResult, peak_bytes: int, d
         ended.spec.model,
         max(0.0, end_s - ended.arrival_s),
         error=_describe_error(ended),
+        error_code=None if ended.outcome in (FINISHED, UNFINISHED) else ended.outcome,
         slo_s=ended.slo_s,
         queue_s=None if ended.start_s is None else ended.start_s - ended.arrival_s,
         peak_memory_mb=peak_bytes / MIB if peak_bytes else None,
         predicted_s=ended.predicted_s,
+        reduced_steps=ended.reduced_steps,
+        quality=ended.quality,
         timeline=[
             TimelineEntry(
                 stage=run.stage.value,

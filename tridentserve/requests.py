@@ -16,6 +16,8 @@ OnLate = Literal["wait", "refuse", "degrade"]
 Quality = Literal["exact", "high", "fast"]
 # A request counts so many times as much as one of the next lower priority, up to so many steps either way.
 _PRIORITY_FACTOR, _MOST_STEPS = 4.0, 5
+# Priorities go so far either way.
+MAX_PRIORITY = 1000
 
 # The pixels of a frame that make a token.
 PIXELS_PER_TOKEN = 256

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.traces.formats.test_formats import SAMPLES
+from tests.traces.formats.sample_rows import SAMPLES
 from traces.formats.ours import read_trace
 from traces.workloads.named import make_workload
 

@@ -31,6 +31,8 @@ def build_body(request: TraceRequest, model: Served, service_request_id: str) ->
         "quality": request.quality,
         "seed": request.seed,
         "slo_ms": request.slo_ms,
+        "on_late": request.on_late,
+        "priority": request.priority,
         "request_id": service_request_id,
     }
     if is_video:

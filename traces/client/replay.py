@@ -118,37 +118,60 @@ class ReplaySession:
         # In a thread: drawing an input image on the event loop would make the next sends late.
         body = await asyncio.to_thread(build_body, request, model, service_request_id)
         sent_s = self.now_s()
-        status, error, answer = await self._post(model.path(request), body)
+        reply = await self._post(model.path(request), body)
         latency_s = self.now_s() - sent_s
-        facts = AnswerFacts()
-        if answer is not None:
+        facts, error = AnswerFacts(), reply.error
+        if reply.answer is not None:
             try:
                 # In a thread: decoding a large image on the event loop would make the next sends late.
-                facts = await asyncio.to_thread(_read_facts, answer, request, video)
+                facts = await asyncio.to_thread(_read_facts, reply.answer, request, video)
                 if self.save_dir is not None:
                     file = self.save_dir / f"{number:06d}-{name}{'.mp4' if video else '.png'}"
-                    await asyncio.to_thread(_save, answer, file, video)
+                    await asyncio.to_thread(_save, reply.answer, file, video)
             except (ValueError, OSError) as failure:
                 error = str(failure)
         result = ReplayResult(
-            request, model.name, service_request_id, sent_s, max(0.0, sent_s - due_s), latency_s, status, error, facts
+            request,
+            model.name,
+            service_request_id,
+            sent_s,
+            max(0.0, sent_s - due_s),
+            latency_s,
+            reply.status,
+            error,
+            facts,
+            reply.error_code,
         )
         if self.on_done is not None:
             self.on_done(result)
         return result
 
-    async def _post(self, path: str, body: dict[str, Any]) -> tuple[int | None, str | None, httpx.Response | None]:
-        """HTTP status (None without an answer), error (None when the status is 200), and the answer of status 200."""
+    async def _post(self, path: str, body: dict[str, Any]) -> _Reply:
         try:
             async with asyncio.timeout(self.timeout_s), _open_client(self.tls) as client:
                 response = await client.post(f"{self.url}{path}", json=body)
         except TimeoutError:
-            return None, f"no answer within {self.timeout_s:g} s", None
+            return _Reply(error=f"no answer within {self.timeout_s:g} s")
         except Exception as failure:  # whatever goes wrong with one request must not stop the others
-            return None, f"{type(failure).__name__}: {failure}".rstrip(": "), None
+            return _Reply(error=f"{type(failure).__name__}: {failure}".rstrip(": "))
         if response.status_code != 200:
-            return response.status_code, f"HTTP {response.status_code}: {_read_error_message(response)}", None
-        return 200, None, response
+            message, code = _read_error(response)
+            return _Reply(response.status_code, f"HTTP {response.status_code}: {message}", code)
+        return _Reply(200, answer=response)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    """The reply to a request, or the lack of one."""
+
+    status: int | None = None
+    """The HTTP status; None without an answer."""
+    error: str | None = None
+    """None when the status is 200."""
+    error_code: str | None = None
+    """The code of an OpenAI error body."""
+    answer: httpx.Response | None = None
+    """The answer of status 200."""
 
 
 def _read_facts(answer: httpx.Response, request: TraceRequest, video: bool) -> AnswerFacts:
@@ -163,10 +186,11 @@ def _save(answer: httpx.Response, file: Path, video: bool) -> None:
     file.write_bytes(answer.content if video else base64.b64decode(answer.json()["data"][0]["b64_json"]))
 
 
-def _read_error_message(response: httpx.Response) -> str:
-    """The message of an OpenAI error body, else the start of whatever came, on one line."""
+def _read_error(response: httpx.Response) -> tuple[str, str | None]:
+    """The message of an OpenAI error body, else the start of whatever came, on one line; and the code in it."""
     try:
-        message = str(response.json()["error"]["message"])
-    except (ValueError, LookupError, TypeError):
-        message = response.text
-    return " ".join(message.split())[:300]
+        error = response.json()["error"]
+        message, code = str(error["message"]), error.get("code")
+    except (ValueError, LookupError, TypeError, AttributeError):
+        message, code = response.text, None
+    return " ".join(message.split())[:300], None if code is None else str(code)

@@ -42,6 +42,8 @@ def summarize(results: Sequence[ReplayResult], duration_s: float) -> dict[str, A
         "completed_requests": len(completed),
         "failed_requests": len(failed),
         "oom_requests": sum(result.out_of_memory for result in failed),
+        "refused_requests": sum(result.refused for result in failed),
+        "degraded_requests": sum(result.degraded for result in completed),
         "throughput_qps": len(completed) / duration_s if duration_s > 0 else None,
         **_compute_statistics("latency", latencies, (50, 95, 99)),
         "latency_median": compute_percentile(latencies, 50),
@@ -127,11 +129,11 @@ def write_report(folder: Path, results: Sequence[ReplayResult], service: str = "
 
 _COLUMNS = (
     *("request_id", "service_request_id", "model", "timestamp_s"),
-    *("width", "height", "num_frames", "num_inference_steps"),
+    *("width", "height", "num_frames", "num_inference_steps", "on_late", "priority"),
     *("sent_s", "send_lateness_s", "latency_s", "status", "error", "slo_s", "slo_met", "queue_s"),
     *(f"{stage.value}_s" for stage in Stage),
     *(f"{stage.value}_workers" for stage in Stage),
-    "peak_memory_mb",
+    *("peak_memory_mb", "reduced_steps", "quality"),
 )
 
 
@@ -147,6 +149,8 @@ def _request_row(result: ReplayResult) -> dict[str, object]:
         "height": request.height,
         "num_frames": request.num_frames,
         "num_inference_steps": request.num_inference_steps,
+        "on_late": request.on_late,
+        "priority": request.priority,
         "sent_s": f"{result.sent_s:.6f}",
         "send_lateness_s": f"{result.send_lateness_s:.6f}",
         "latency_s": f"{result.latency_s:.6f}",
@@ -156,6 +160,8 @@ def _request_row(result: ReplayResult) -> dict[str, object]:
         "slo_met": result.slo_met,
         "queue_s": facts.queue_s,
         "peak_memory_mb": facts.peak_memory_mb,
+        "reduced_steps": facts.reduced_steps,
+        "quality": facts.quality,
     }
     for stage in Stage:
         spans = [span for span in facts.timeline if span.stage == stage]
@@ -177,6 +183,7 @@ def format_summary(figures: dict[str, Any]) -> str:
     lines = [
         ("completed / failed", f"{figures['completed_requests']} / {figures['failed_requests']}"),
         ("failed out of memory", str(figures["oom_requests"])),
+        ("refused / degraded", f"{figures['refused_requests']} / {figures['degraded_requests']}"),
         ("duration", text("duration", " s", 1)),
         ("throughput", text("throughput_qps", " requests/s")),
         ("latency mean", text("latency_mean", " s")),

@@ -69,8 +69,9 @@ def _find_disorder(request: RequestResult) -> Iterator[str]:
     if stages[:1] != [Stage.ENCODE] or stages[-1:] != [Stage.DECODE] or stages.count(Stage.DECODE) != 1:
         yield f"request {name} finished after {stages}"
     steps = sum(run.steps or 0 for run in request.timeline)
-    if steps != request.spec.num_inference_steps:
-        yield f"request {name} finished after {steps} of {request.spec.num_inference_steps} steps"
+    wanted = request.reduced_steps or request.spec.num_inference_steps
+    if steps != wanted:
+        yield f"request {name} finished after {steps} of {wanted} steps"
     times = [request.arrival_s, *(time_s for run in request.timeline for time_s in (run.start_s, run.end_s))]
     times.append(request.end_s)
     if any(after < before - _TOLERANCE_S for before, after in itertools.pairwise(times)):

@@ -12,14 +12,13 @@ from pydantic_core import PydanticCustomError
 from deployments.models.served import AskedQuality
 from deployments.schemas.common.lora import LoraChoices, LoraField
 from tridentserve.errors import InvalidRequestError
-from tridentserve.requests import OnLate
+from tridentserve.requests import MAX_PRIORITY, OnLate
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}")
 MAX_SEED = 2**63 - 1
 MAX_GUIDANCE_SCALE = 100.0
 MAX_FLOW_SHIFT = 100.0
 MAX_SLO_MS = 86_400_000.0
-MAX_PRIORITY = 1000
 MAX_PARTIAL_IMAGES = 3
 
 

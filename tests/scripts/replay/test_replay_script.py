@@ -64,6 +64,24 @@ def test_end_to_end(tmp_path: Path, service: ImageService) -> None:
     assert {event["cat"] for event in events if event["ph"] == "X"} == {"encode", "diffuse", "decode"}
 
 
+def test_rows_say_what_is_done_when_they_are_late_and_how_urgent_they_are(
+    tmp_path: Path, service: ImageService
+) -> None:
+    service.modes = {1: "refuse", 2: "reduce"}
+    trace = LINES.replace("=28)", "=28, seed=1, on_late='refuse')", 1)
+    trace = trace.replace("=28)", "=28, seed=2, on_late='degrade', priority=3)", 1)
+    done = replay_trace(tmp_path, "--url", service.url, "--limit", "3", "--scale-pixels", "0.01", trace=trace)
+    assert done.returncode == 1, done.stderr
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert [figures[f"{name}_requests"] for name in ("completed", "failed", "refused", "degraded")] == [2, 1, 1, 1]
+    bodies = sorted(service.bodies, key=lambda body: body.get("seed", 9))
+    assert [(body.get("on_late"), body.get("priority")) for body in bodies] == [
+        ("refuse", None),
+        ("degrade", 3),
+        (None, None),
+    ]
+
+
 def test_exit_status_1_when_a_request_failed(tmp_path: Path, service: ImageService) -> None:
     service.modes = {7: "error"}
     trace = LINES.replace("=28)", "=28, seed=7)", 1)

@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from profiler import ProfileTable, keep_diffuse_only, read_shipped_table, write_table
+from tests.support.decision_log import read_log
 from tests.support.processes import output_of
 from tridentserve.requests import Shape
+from tridentserve.scheduling import events as ev
 from tridentserve.stages import Stage
 
 ROOT = Path(__file__).parents[3]
@@ -83,6 +85,42 @@ def test_the_deadline_of_a_row_wins_over_the_rule(tmp_path: Path) -> None:
     assert [row["slo_met"] for row in rows] == ["False", "True", "True"]
     # Alone on one GPU: 2.5 times the latency at degree 1, or less where wider degrees would be optimal.
     assert 0 < float(rows[2]["slo_s"]) <= 2.5 * float(rows[2]["latency_s"]) + 1e-6
+
+
+def test_rows_say_what_is_done_when_they_are_late_and_how_urgent_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On one GPU, where each takes 6.4 s alone."""
+    asked = {
+        "degraded": "5000,degrade,",
+        "first": "90000,,",
+        "refused": "6000,refuse,",
+        "earlier": "90000,,",
+        "later": "90000,wait,2",
+    }
+    times_s = {"degraded": 0.0, "first": 50.0, "refused": 51.0, "earlier": 51.1, "later": 51.2}
+    rows = [f"{name},{times_s[name]},1024,1024,1,a fox,,20,sd3-medium,{asked[name]}\n" for name in asked]
+    trace = tmp_path / "trace.csv"
+    trace.write_text(HEADER.replace("slo_ms,model", "model,slo_ms,on_late,priority") + "".join(rows))
+    log = tmp_path / "log.jsonl"
+    assert simulate(tmp_path, trace, write_cluster(tmp_path, 1, 1), "--decision-log", str(log)) == 1
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [figures[f"{name}_requests"] for name in ("completed", "failed", "refused", "degraded")] == [4, 1, 1, 1]
+    told = {row["request_id"]: row for row in requests_csv(tmp_path)}
+    assert (float(told["refused"]["latency_s"]), told["refused"]["diffuse_workers"]) == (0.0, "")
+    assert "it is predicted to end " in told["refused"]["error"]
+    assert float(told["later"]["queue_s"]) < float(told["earlier"]["queue_s"])
+    assert (told["degraded"]["quality"], told["degraded"]["slo_met"]) == ("fast", "True")
+    events = [entry.event for entry in read_log(log)]
+    specs = [event.spec for event in events if isinstance(event, ev.RequestArrived)]
+    handed_on = {spec.request_id: (spec.on_late, spec.priority) for spec in specs}
+    assert handed_on == {
+        "degraded": ("degrade", 0),
+        "first": ("wait", 0),
+        "refused": ("refuse", 0),
+        "earlier": ("wait", 0),
+        "later": ("wait", 2),
+    }
 
 
 def test_what_does_not_fit_fails_out_of_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,7 +32,8 @@ class ImageService:
     `num_answered`: requests beyond this number are held, as are all of them until `holds_until` have come in. A
     held request is answered once `let_go` is set, as it is at the end. `delay_s`: the least time that an answer takes.
     Modes: "error" (HTTP 500), "disconnect" (the connection is cut in the middle of the answer), "wrong-size",
-    "truncated" (a damaged PNG), "not-json", "bad-timeline". `modality` is what it says of its models; those of
+    "truncated" (a damaged PNG), "not-json", "bad-timeline", "refuse" (HTTP 503, as for a request that would be late),
+    "reduce" (one step less, in another quality). `modality` is what it says of its models; those of
     `takes_image` start from images; `paths` are the paths that the requests came in at.
     """
 
@@ -91,7 +92,9 @@ class ImageService:
         ]
         if mode == "bad-timeline":
             spans[0]["degree"] = 0
+        less = {"reduced_steps": body["num_inference_steps"] - 1, "quality": "fast"} if mode == "reduce" else {}
         return {
+            **less,
             "stage_durations": {"encode": 0.001, "diffuse": 0.25, "decode": 0.002},
             "timeline": spans,
             "slo_s": self.slo_s,
@@ -151,6 +154,9 @@ def _app(service: ImageService) -> FastAPI:
         mode = service.modes.get(body.get("seed", -1))
         if mode == "error":
             return JSONResponse({"error": {"message": "out of\nmemory", "code": "oom"}}, status_code=500)
+        if mode == "refuse":
+            error = {"message": "it is predicted to end 3.50 s after its arrival", "code": "deadline_missed"}
+            return JSONResponse({"error": error}, status_code=503)
         if mode == "not-json":
             return Response("<html>", media_type="text/html")
         answer = JSONResponse(service.answer(body, start_s))

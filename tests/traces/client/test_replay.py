@@ -31,6 +31,7 @@ def request(index: int = 0, timestamp_s: float = 0.0) -> TraceRequest:
 async def test_the_body_says_what_the_trace_says(service: ImageService) -> None:
     plain = replace(request(), seed=None)
     full = replace(request(1), negative_prompt="blurry", slo_ms=900.0, guidance_scale=3.5, fps=16.0, quality="fast")
+    full = replace(full, on_late="degrade", priority=-3)
     results = await replay([plain, full], service.url + "/")
     bodies = {body["request_id"]: body for body in service.bodies}
     common = {
@@ -43,6 +44,7 @@ async def test_the_body_says_what_the_trace_says(service: ImageService) -> None:
     ids = [result.service_request_id for result in results]
     assert bodies[ids[0]] == {**common, "request_id": ids[0]}
     extras = {"negative_prompt": "blurry", "seed": 1, "slo_ms": 900.0, "guidance_scale": 3.5, "quality": "fast"}
+    extras |= {"on_late": "degrade", "priority": -3}
     assert bodies[ids[1]] == {**common, **extras, "request_id": ids[1]}
     assert ids[0].endswith("-0-r0")
     again = await replay([plain], service.url)
@@ -123,6 +125,18 @@ async def test_deadlines(service: ImageService) -> None:
     failed = replace(results[0], error="gone")
     assert failed.slo_met is False
     assert replace(failed, request=default, facts=type(failed.facts)()).slo_met is None
+
+
+async def test_refused_and_degraded_requests_are_known_by_the_answers(service: ImageService) -> None:
+    service.modes = {1: "refuse", 2: "reduce", 3: "error"}
+    degrade = replace(request(2), on_late="degrade", quality="exact")
+    results = await replay([request(0), replace(request(1), on_late="refuse"), degrade, request(3)], service.url)
+    assert [result.refused for result in results] == [False, True, False, False]
+    assert [result.degraded for result in results] == [False, False, True, False]
+    assert (results[1].status, results[1].error_code) == (503, "deadline_missed")
+    assert results[1].error == "HTTP 503: it is predicted to end 3.50 s after its arrival"
+    assert (results[2].facts.reduced_steps, results[2].facts.quality) == (3, "fast")
+    assert [result.error_code for result in results] == [None, "deadline_missed", None, "oom"]
 
 
 async def test_videos_and_image_go_where_their_models_are_served(service: ImageService) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.traces.formats.test_formats import SAMPLES, write
+from tests.traces.formats.sample_rows import SAMPLES, write
 from traces.formats import alibaba, azure, servegen
 from traces.formats.external import read_external
 from traces.formats.ours import read_trace, write_trace

@@ -9,25 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.traces.formats.sample_rows import HEADER, LINE, REQUEST, ROW, SAMPLES, write
 from traces.formats.ours import read_trace, write_trace
 from traces.requests import OPTIONAL, REQUIRED, TraceRequest, scale_pixels
 from tridentserve.errors import ConfigError, TraceError
-
-SAMPLES = Path(__file__).parents[3] / "traces" / "data" / "samples"
-
-LINE = (
-    "Request(request_id=0, timestamp=0.5, height=256, width=512, num_frames=1, prompt='a \\'fox\\', red', "
-    "negative_prompt='', num_inference_steps=28)"
-)
-HEADER = "request_id,timestamp,height,width,num_frames,prompt,negative_prompt,num_inference_steps"
-ROW = "0,0.5,256,512,1,\"a 'fox', red\",,28"
-REQUEST = TraceRequest("0", 0.5, 256, 512, 1, "a 'fox', red", "", 28)
-
-
-def write(folder: Path, text: str) -> Path:
-    path = folder / "trace"
-    path.write_text(text, encoding="utf-8", newline="")
-    return path
 
 
 @pytest.mark.parametrize(
@@ -39,11 +24,13 @@ def test_both_formats_are_distinguished_by_content(tmp_path: Path, text: str) ->
 
 def test_optional_fields_and_columns_in_any_order(tmp_path: Path) -> None:
     full = replace(REQUEST, slo_ms=1500.0, seed=7, fps=16.0, model="tiny-sd3", guidance_scale=0.0)
-    full = replace(full, quality="fast")
-    line = LINE[:-1] + ", slo_ms=1500, seed=7.0, fps=16, model='tiny-sd3', guidance_scale=0, quality='fast')"
+    full = replace(full, quality="fast", on_late="degrade", priority=-2)
+    line = LINE[:-1] + ", slo_ms=1500, seed=7.0, fps=16, model='tiny-sd3', guidance_scale=0, quality='fast', "
+    line += "on_late='degrade', priority=-2)"
     assert read_trace(write(tmp_path, line)) == [full]
-    table = f"\ufeff# ours\nmodel,seed,slo_ms,quality,guidance_scale,fps,{HEADER.replace('timestamp', 'timestamp_s')}\n"
-    rows = f"tiny-sd3,7.0,1.5e3,fast,0,16,{ROW}\n,,,,,,{ROW.replace('0,', '1,', 1)}\n"
+    columns = "model,seed,slo_ms,quality,on_late,priority,guidance_scale,fps"
+    table = f"\ufeff# ours\n{columns},{HEADER.replace('timestamp', 'timestamp_s')}\n"
+    rows = f"tiny-sd3,7.0,1.5e3,fast,degrade,-2,0,16,{ROW}\n,,,,,,,,{ROW.replace('0,', '1,', 1)}\n"
     assert read_trace(write(tmp_path, table + rows)) == [full, replace(REQUEST, request_id="1")]
 
 
@@ -91,6 +78,7 @@ def test_an_id_is_used_once(tmp_path: Path) -> None:
 
 
 WHOLE = ("height", "width", "num_frames", "num_inference_steps")
+TEXTS = ("model", "quality", "on_late")
 GOOD = {"request_id": 1, "timestamp": 1.0, "height": 64, "width": 64, "num_frames": 1} | {
     "prompt": "a fox",
     "negative_prompt": "",
@@ -101,7 +89,7 @@ GOOD = {"request_id": 1, "timestamp": 1.0, "height": 64, "width": 64, "num_frame
 def bad_values(rng: random.Random) -> tuple[str, str, str]:
     """A field, the source text of a value that is wrong for it, and what the error must speak of."""
     number = rng.choice(
-        [name for name in (*REQUIRED, *OPTIONAL) if "prompt" not in name and name not in ("model", "quality")]
+        [name for name in (*REQUIRED, *OPTIONAL) if "prompt" not in name and name not in (*TEXTS, "priority")]
     )
     whole = rng.choice(WHOLE)
     huge = rng.choice(["9" * 30, "1e30", "9" * 5000])
@@ -114,6 +102,8 @@ def bad_values(rng: random.Random) -> tuple[str, str, str]:
             (whole, huge, ""),
             (rng.choice(["slo_ms", "fps"]), "0", "above 0"),
             ("quality", repr(rng.choice(["best", "", "Fast"])), "one of exact, high, fast"),
+            ("on_late", repr(rng.choice(["later", "", "Refuse"])), "one of wait, refuse, degrade"),
+            ("priority", f"{rng.choice('+-')}{rng.randint(1001, 10**6)}".lstrip("+"), "must be at least -1000"),
             ("timestamp", f"17{rng.randint(10**7, 10**8 - 1)}.5", "start of the trace"),
         ]
     )
@@ -235,6 +225,8 @@ REQUESTS = st.builds(
     model=st.none() | TEXT,
     guidance_scale=st.none() | number(0, 1e6),
     quality=st.sampled_from([None, "exact", "high", "fast"]),
+    on_late=st.sampled_from([None, "wait", "refuse", "degrade"]),
+    priority=st.none() | st.integers(-1000, 1000),
 )
 
 

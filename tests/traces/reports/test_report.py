@@ -20,7 +20,9 @@ from traces.results import AnswerFacts, ReplayResult, TimelineEntry, simulated_r
 # The figures that people compare, which must be there under exactly these names.
 KEYS = {"duration", "completed_requests", "failed_requests", "throughput_qps", "slo_attainment_rate", "slo_met_success"}
 KEYS |= {f"latency_{name}" for name in ("mean", "median", "p50", "p95", "p99")} | {"peak_memory_mb"}
-KEYS |= {"oom_requests"} | {f"stage_durations_{name}" for name in ("mean", "p50", "p99")}
+KEYS |= {"oom_requests", "refused_requests", "degraded_requests"} | {
+    f"stage_durations_{name}" for name in ("mean", "p50", "p99")
+}
 
 
 def span(stage: str, workers: tuple[str, ...], start_s: float, end_s: float, steps: int | None = None) -> TimelineEntry:
@@ -85,6 +87,32 @@ def test_failures_are_misses_once_anything_has_a_deadline() -> None:
     assert summarize([served, failed], 1.0)["slo_attainment_rate"] == 0.5
     assert summarize([result(0, 1.0), failed], 1.0)["slo_attainment_rate"] is None
     assert summarize([result(1, 1.0, error="gone", slo_ms=1.0)], 1.0)["slo_attainment_rate"] == 0.0
+
+
+def test_refused_and_degraded_requests_are_counted(tmp_path: Path) -> None:
+    request = TraceRequest("0", 0.0, 48, 64, 1, "a fox", "", 4, on_late="degrade", priority=2)
+    fewer = simulated_result(request, "tiny", 1.0, reduced_steps=3, quality="exact")
+    lower = simulated_result(request, "tiny", 1.0, quality="fast")
+    fast = replace(request, quality="fast")
+    as_asked = [
+        simulated_result(request, "tiny", 1.0, quality="exact"),
+        simulated_result(fast, "tiny", 1.0, quality="fast"),
+        simulated_result(fast, "tiny", 1.0, quality="exact"),  # its model has no other
+        simulated_result(replace(request, on_late=None), "tiny", 1.0, quality="fast"),  # its model's default
+        simulated_result(request, "tiny", 1.0),
+    ]
+    late = replace(request, on_late="refuse")
+    refused = simulated_result(late, "tiny", 0.0, error="it is predicted to end late", error_code="deadline_missed")
+    lost = simulated_result(late, "tiny", 1.0, error="lost", error_code="worker_failed")
+    figures = write_report(tmp_path, [fewer, lower, *as_asked, refused, lost])
+    assert (figures["refused_requests"], figures["degraded_requests"], figures["failed_requests"]) == (1, 2, 2)
+    assert "refused / degraded     1 / 2\n" in format_summary(figures)
+    with (tmp_path / "requests.csv").open(newline="") as file:
+        first = next(csv.DictReader(file))
+    assert [first[name] for name in ("on_late", "priority", "reduced_steps", "quality")] == [
+        *("degrade", "2"),
+        *("3", "exact"),
+    ]
 
 
 def test_figures_without_data_are_null() -> None:

@@ -45,6 +45,16 @@ class _Entry:
     timeline: list[StageSpan] = field(default_factory=list)
     saved_timeline: list[StageSpan] = field(default_factory=list)
 
+    @property
+    def made_spec(self) -> RequestSpec:
+        """The request as it is made, with less work where it was degraded."""
+        return self.spec if self.degraded is None else self.degraded.apply(self.spec)
+
+    def find_reduced_steps(self) -> int | None:
+        """The denoising steps where they are fewer than asked for."""
+        steps = self.made_spec.num_inference_steps
+        return steps if steps != self.spec.num_inference_steps else None
+
     def find_virtual_replica(self) -> VirtualReplica | None:
         """E counts as held by the primary when it ran on a worker of the first segment of D, C by the last one's."""
         if self.outcome != FINISHED:
@@ -81,8 +91,7 @@ class Recorder:
 
     def get_made_spec(self, request_id: str) -> RequestSpec:
         """The request as it is made, with less work where it was degraded."""
-        entry = self._entries[request_id]
-        return entry.spec if entry.degraded is None else entry.degraded.apply(entry.spec)
+        return self._entries[request_id].made_spec
 
     def record_degrading(self, effect: ev.Degrade) -> None:
         self._entries[effect.request_id].degraded = effect
@@ -133,8 +142,9 @@ class Recorder:
             raise TridentServeError(f"request {effect.request_id} has ended twice: {effect.reason}")
         self._ended += 1
         entry.end_s = self._last_s = now_s
+        entry.predicted_s = effect.predicted_s
         if isinstance(effect, ev.Finish):
-            entry.outcome, entry.slo_s, entry.predicted_s = FINISHED, effect.slo_s, effect.predicted_s
+            entry.outcome, entry.slo_s = FINISHED, effect.slo_s
         else:
             entry.outcome, entry.slo_s, entry.error = effect.code, entry.spec.slo_s, effect.reason
         if self._on_progress is not None:
@@ -191,6 +201,8 @@ class Recorder:
                 entry.start_s,
                 tuple(entry.timeline),
                 entry.predicted_s,
+                entry.find_reduced_steps(),
+                entry.made_spec.quality,
             )
             for entry in self._entries.values()
         ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tridentserve.plans import PlacementPlan, StageSpan, WorkerId
-from tridentserve.requests import RequestSpec
+from tridentserve.requests import Quality, RequestSpec
 from tridentserve.stages import Stage, VirtualReplica
 
 PlanOutcome = Literal["finished", "yielded", "stopped", "failed", "unfinished"]
@@ -40,6 +40,10 @@ class RequestResult:
     """Its stages as they ran since its last retry, when plans are kept."""
     predicted_s: float | None = None
     """The latency that was predicted when it arrived; None where none was."""
+    reduced_steps: int | None = None
+    """The denoising steps with which it was made where they were fewer than asked for (`on_late: degrade`)."""
+    quality: Quality = "exact"
+    """The quality in which it was made."""
 
     @property
     def latency_s(self) -> float | None:
