@@ -3,7 +3,8 @@ this script draws itself, stage by stage.
 
 The stages are: `vae`, `latents` (pictures and captions prepared once), `denoiser` (the transformer with its text
 encoders), `export` (the model folder). Each may be stopped with Ctrl-C at any moment and goes on where it was; a
-stage that is complete is passed over. On two CPU cores the VAE takes half an hour, the transformer hours.
+stage that is complete is passed over. It uses the GPU where torch finds one, else the CPU: on two cores the VAE takes
+half an hour, the transformer hours.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from lib.training.processes import run_processes
 from lib.training.runs import DECAY_SHARE, TrainingSetup
 from lib.training.stages import IMAGE_STAGES, VIDEO_STAGES
 
+from tridentserve.device import DEVICE_CHOICES, choose_device
 from tridentserve.errors import TridentServeError
 
 STAGES = ("vae", "latents", "denoiser", "export")
@@ -25,6 +27,10 @@ STAGES = ("vae", "latents", "denoiser", "export")
 
 def main() -> None:
     arguments = parse_arguments()
+    place = choose_device(arguments.device)
+    device = place.torch_device
+    # Processes share the cores of a CPU; one has all of a GPU.
+    processes = arguments.processes if place.is_host else 1
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     made = VIDEO_STAGES if arguments.video else IMAGE_STAGES
@@ -34,11 +40,11 @@ def main() -> None:
         made.begin(folder, arguments.from_model, arguments.vae_steps)
     for stage in arguments.stages:
         if stage == "vae":
-            run_processes(arguments.processes, made.train_vae, folder, arguments.seed, arguments.vae_steps)
+            run_processes(processes, made.train_vae, folder, arguments.seed, arguments.vae_steps, device)
         elif stage == "latents":
-            made.prepare(folder, arguments.seed, arguments.data_scale, arguments.shard_pictures)
+            made.prepare(folder, arguments.seed, arguments.data_scale, arguments.shard_pictures, device)
         elif stage == "denoiser":
-            run_processes(arguments.processes, made.train_denoiser, folder, read_setup(arguments))
+            run_processes(processes, made.train_denoiser, folder, read_setup(arguments, device))
         else:
             target = arguments.model or folder / "model"
             made.export(folder, target)
@@ -54,8 +60,19 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--from-model", type=Path, help="a folder that `export` wrote: begin with its weights and VAE")
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=list(STAGES), help="only these, in this order")
     parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument(
+        "--device",
+        choices=DEVICE_CHOICES,
+        default="auto",
+        help="that trains; auto is the GPU where torch finds one, else the CPU (default %(default)s)",
+    )
     parser.add_argument("--threads", type=make_positive(int), help="of the CPU; torch's own number if not given")
-    parser.add_argument("--processes", type=make_positive(int), default=1, help="that train together, of a thread each")
+    parser.add_argument(
+        "--processes",
+        type=make_positive(int),
+        default=1,
+        help="that train together on a CPU, of a thread each; a GPU has one",
+    )
     parser.add_argument("--vae-steps", type=make_positive(int), default=3500)
     parser.add_argument(
         "--data-scale", type=make_positive(float), default=1.0, help="1: 93,000 pictures or 80,000 clips"
@@ -111,9 +128,10 @@ def add_transformer_options(parser: Parser) -> None:
     parser.add_argument("--grid-every", type=make_positive(int), default=1000, help="steps between grids of samples")
 
 
-def read_setup(arguments: argparse.Namespace) -> TrainingSetup:
+def read_setup(arguments: argparse.Namespace, device: torch.device) -> TrainingSetup:
     """The setup of the stage `denoiser`."""
     return TrainingSetup(
+        device=device,
         seed=arguments.seed,
         steps=arguments.steps,
         batch_tokens=arguments.batch_tokens,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,10 @@ def test_each_has_a_card_and_a_profile(name: str) -> None:
     folder = find_shipped_model(name)
     history = json.loads((folder / "training.json").read_text(encoding="utf-8"))
     assert history["steps"] > 0
-    assert f"{history['steps']:,} steps" in (folder / "README.md").read_text(encoding="utf-8")
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert f"{history['steps']:,} steps" in card
+    runs = [int(steps.replace(",", "")) for steps in re.findall(r"^\| ([\d,]+) \|", card, re.MULTILINE)]
+    assert sum(runs) == history["steps"]
     rows = [row for table in load_tables([f"{name}-cpu"]) for row in table.rows]
     assert {row.model for row in rows} == {name}
 

@@ -2,10 +2,21 @@
 out of it, NIXL's words for memory, process groups.
 
 `ComputeDevice` is the protocol, with one implementation for each of the two; `find_device` gives that of a torch
-device. Nothing outside this directory asks which of them it has (`tests/test_house_rules.py`).
+device, and `choose_device` the GPU where there is one. Nothing outside this directory asks which of them it has
+(`tests/test_house_rules.py`).
 """
 
 from tridentserve.device.compute_device import ComputeDevice, CopyCall, DeviceMemory, MemoryPeak, WorkMark
-from tridentserve.device.finding import find_device, free_cached_memory
+from tridentserve.device.finding import DEVICE_CHOICES, choose_device, find_device, free_cached_memory
 
-__all__ = ["ComputeDevice", "CopyCall", "DeviceMemory", "MemoryPeak", "WorkMark", "find_device", "free_cached_memory"]
+__all__ = [
+    "DEVICE_CHOICES",
+    "ComputeDevice",
+    "CopyCall",
+    "DeviceMemory",
+    "MemoryPeak",
+    "WorkMark",
+    "choose_device",
+    "find_device",
+    "free_cached_memory",
+]

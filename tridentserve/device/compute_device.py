@@ -160,6 +160,10 @@ class ComputeDevice(Protocol):
 
     # Computing.
 
+    @property
+    def multiplies_bfloat16(self) -> bool:
+        """It has instructions for products of bfloat16 numbers."""
+
     def attend(
         self,
         query: torch.Tensor,

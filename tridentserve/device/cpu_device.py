@@ -112,6 +112,10 @@ class CpuDevice:
     def measure_memory(self) -> DeviceMemory | None:
         return None
 
+    @property
+    def multiplies_bfloat16(self) -> bool:
+        return bool(torch.cpu.get_capabilities().get("avx512_bf16"))
+
     def attend(
         self,
         query: torch.Tensor,

@@ -166,6 +166,10 @@ class CudaDevice:
             if torch.cuda.memory_reserved(self.torch_device) == reserved_bytes:
                 return DeviceMemory(total_bytes, total_bytes - free_bytes - reserved_bytes)
 
+    @property
+    def multiplies_bfloat16(self) -> bool:
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+
     def attend(
         self,
         query: torch.Tensor,

@@ -35,6 +35,10 @@ class PictureBatch:
     clip_ids: torch.Tensor
     t5_ids: torch.Tensor
 
+    def move(self, device: torch.device) -> PictureBatch:
+        """The same on a device."""
+        return PictureBatch(self.latents.to(device), self.clip_ids.to(device), self.t5_ids.to(device))
+
 
 def train_denoiser(folder: Path, setup: TrainingSetup) -> None:
     """Train as it is set up. Processes that train together share the tokens of a step.
@@ -45,7 +49,7 @@ def train_denoiser(folder: Path, setup: TrainingSetup) -> None:
     batch_tokens = setup.batch_tokens // count_processes()
     prepared = load_pictures(folder)
     scale = 1 / measure_latents(folder, prepared)
-    parts = build_parts(folder)
+    parts = build_parts(folder).move(setup.device)
     run = TrainingRun(folder, "denoiser", parts.trained(), build_optimizers(parts.trained().values(), setup.peak_rate))
     weights = {size: weigh_pictures(pictures, parts.tokenizer_3) for size, pictures in prepared.items()}
     empty = tuple(tokenize(each, [""], TEXT_TOKENS)[0] for each in (parts.tokenizer, parts.tokenizer_3))
@@ -56,8 +60,8 @@ def train_denoiser(folder: Path, setup: TrainingSetup) -> None:
         is_any = step / setup.steps >= setup.small_share
         size = draw_size(random.Random(derive_seed(setup.seed, "size", step)), is_any)
         rows = -(-batch_tokens // (count_image_tokens(*size) + 2 * TEXT_TOKENS))
-        batch = _draw_batch(prepared[size], weights[size], rows, empty)
-        with compute_fast():
+        batch = _draw_batch(prepared[size], weights[size], rows, empty).move(setup.device)
+        with compute_fast(setup.device):
             loss = compute_loss(parts, batch.latents.float() * scale, batch)
         norm = run.learn(loss, setup.plan_rate(step))
         run.average(0.996)

@@ -49,9 +49,12 @@ class PreparedPictures:
     """(n, WORDINGS, TEXT_TOKENS), 16-bit."""
 
 
-def prepare_latents(folder: Path, seed: int, scale: float, pictures: int, tokenizers: tuple[Any, Any]) -> None:
-    """Write the shards that are missing, of so many `pictures` each, as `write_shards` does."""
-    vae = load_vae(folder)
+def prepare_latents(
+    folder: Path, seed: int, scale: float, pictures: int, tokenizers: tuple[Any, Any], device: torch.device
+) -> None:
+    """Write the shards that are missing, of so many `pictures` each, as `write_shards` does. The VAE encodes them on
+    the device."""
+    vae = load_vae(folder).to(device)
     numbers = {size: number for size, (number, _) in SIZES.items()}
     write_shards(folder, seed, scale, numbers, lambda rng, size: _prepare_shard(vae, rng, size, pictures, tokenizers))
 
@@ -71,8 +74,8 @@ def _prepare_shard(
     for start in range(0, pictures, batch):
         scenes = [draw_scene(rng, width, height) for _ in range(min(batch, pictures - start))]
         pixels = to_pixels(np.stack([draw_picture(scene, width, height) for scene in scenes]))
-        encoded = vae.encode(pixels.to(memory_format=torch.channels_last)).latent_dist.mean
-        latents.append(encoded.contiguous().half())
+        encoded = vae.encode(pixels.to(vae.device, memory_format=torch.channels_last)).latent_dist.mean
+        latents.append(encoded.contiguous().half().cpu())
         captions += [describe(scene, rng) for scene in scenes for _ in range(WORDINGS)]
     clip_ids, t5_ids = (
         tokenize(tokenizer, captions, TEXT_TOKENS).short().view(-1, WORDINGS, TEXT_TOKENS) for tokenizer in tokenizers

@@ -116,8 +116,8 @@ def assemble_pipeline(folder: Path, parts: ModelParts) -> Any:
 
 @torch.no_grad()
 def save_grid(folder: Path, parts: ModelParts, path: Path) -> None:
-    """Make one picture of each of `GRID_PROMPTS` and save them side by side, in two rows."""
-    pipe = assemble_pipeline(folder, parts)
+    """Make one picture of each of `GRID_PROMPTS`, where the parts are, and save them side by side, in two rows."""
+    pipe = assemble_pipeline(folder, parts).to(parts.transformer.device)
     pipe.set_progress_bar_config(disable=True)
     images = pipe(
         list(GRID_PROMPTS),

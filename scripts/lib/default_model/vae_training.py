@@ -18,10 +18,17 @@ _CROP = 64
 _BATCH = 16
 
 
-def train_vae(folder: Path, seed: int, steps: int) -> None:
+def train_vae(folder: Path, seed: int, steps: int, device: torch.device) -> None:
     """Train up to `steps` in all. What is learned lies in `folder/vae.pt`, figures in `folder/vae.jsonl`."""
-    vae = spread_channels_last(build_vae())
-    train_autoencoder(folder, vae, lambda rng: to_pixels(draw_crop(rng)[None])[0], seed, steps, _BATCH)
+    train_autoencoder(
+        folder,
+        lambda: spread_channels_last(build_vae()),
+        lambda rng: to_pixels(draw_crop(rng)[None])[0],
+        seed,
+        steps,
+        _BATCH,
+        device,
+    )
 
 
 def load_vae(folder: Path) -> Any:

@@ -37,7 +37,7 @@ def train_denoiser(folder: Path, setup: TrainingSetup) -> None:
     batch_tokens = setup.batch_tokens // count_processes()
     prepared = load_clips(folder)
     mean, deviation = measure_latents(folder, prepared)
-    parts = build_parts(folder)
+    parts = build_parts(folder).move(setup.device)
     run = TrainingRun(folder, "denoiser", parts.trained(), build_optimizers(parts.trained().values(), setup.peak_rate))
     if run.step == 0:
         captions = torch.cat([clips.ids.flatten(0, 1) for clips in prepared.values()])
@@ -61,8 +61,8 @@ def train_denoiser(folder: Path, setup: TrainingSetup) -> None:
         dropped = (torch.rand(rows) < _CAPTION_DROPOUT)[:, None]
         ids = torch.where(dropped, empty, prepared[size].ids[index, wording].long())
         latents = (prepared[size].latents[index].float() - mean) / deviation
-        with compute_fast():
-            loss = compute_motion_loss(parts, latents, ids)
+        with compute_fast(setup.device):
+            loss = compute_motion_loss(parts, latents.to(setup.device), ids.to(setup.device))
         norm = run.learn(loss, setup.plan_rate(step))
         run.average(0.996)
         if step % 10 == 0:

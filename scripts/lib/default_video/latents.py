@@ -32,9 +32,10 @@ class PreparedClips:
     """(n, CLIP_WORDINGS, TEXT_TOKENS), 16-bit."""
 
 
-def prepare_clips(folder: Path, seed: int, scale: float, clips: int, tokenizer: Any) -> None:
-    """Write the shards that are missing, of so many `clips` each, as `write_shards` does."""
-    vae = load_vae(folder)
+def prepare_clips(folder: Path, seed: int, scale: float, clips: int, tokenizer: Any, device: torch.device) -> None:
+    """Write the shards that are missing, of so many `clips` each, as `write_shards` does. The VAE encodes them on the
+    device."""
+    vae = load_vae(folder).to(device)
     write_shards(folder, seed, scale, CLIP_SIZES, lambda rng, size: _prepare_shard(vae, rng, size, clips, tokenizer))
 
 
@@ -52,8 +53,8 @@ def _prepare_shard(
     for start in range(0, clips, 8):
         scenes = [draw_motion(rng, width, height) for _ in range(min(8, clips - start))]
         pixels = to_pixels(np.stack([draw_clip(scene, width, height) for scene in scenes]))
-        encoded = vae.encode(pixels.to(memory_format=torch.channels_last_3d)).latent_dist.mean
-        latents.append(encoded.contiguous().half())
+        encoded = vae.encode(pixels.to(vae.device, memory_format=torch.channels_last_3d)).latent_dist.mean
+        latents.append(encoded.contiguous().half().cpu())
         captions += [describe_motion(scene, rng) for scene in scenes for _ in range(CLIP_WORDINGS)]
     ids = tokenize(tokenizer, captions, TEXT_TOKENS).short().view(-1, CLIP_WORDINGS, TEXT_TOKENS)
     return {"latents": torch.cat(latents), "ids": ids}

@@ -62,9 +62,9 @@ class FilledAttention(WanAttnProcessor):  # type: ignore[misc]
     has the weight of all, at a twentieth of the cost.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         super().__init__()
-        self._raised = torch.zeros(1, 1, 1, TEXT_TOKENS + 1)
+        self._raised = torch.zeros(1, 1, 1, TEXT_TOKENS + 1, device=device)
         self._raised[..., -1] = math.log(PIPELINE_TOKENS - TEXT_TOKENS)
 
     def __call__(self, attn: Any, hidden_states: Any, encoder_hidden_states: Any, *_: Any) -> Any:
@@ -73,9 +73,9 @@ class FilledAttention(WanAttnProcessor):  # type: ignore[misc]
 
 
 def shorten_captions(transformer: Any) -> None:
-    """Have a transformer take captions as `VideoParts.encode` encodes them."""
+    """Have a transformer take captions as `VideoParts.encode` encodes them, on the device where it is."""
     for block in transformer.blocks:
-        block.attn2.set_processor(FilledAttention())
+        block.attn2.set_processor(FilledAttention(transformer.device))
 
 
 def build_parts(folder: Path) -> VideoParts:
@@ -126,8 +126,8 @@ def load_pipeline(model: Path) -> Any:
 
 @torch.no_grad()
 def save_strips(folder: Path, parts: VideoParts, path: Path) -> None:
-    """Make one clip of each of `STRIP_PROMPTS` and save every fourth frame of each in a row."""
-    pipe = assemble_pipeline(folder, parts)
+    """Make one clip of each of `STRIP_PROMPTS`, where the parts are, and save every fourth frame of each in a row."""
+    pipe = assemble_pipeline(folder, parts).to(parts.transformer.device)
     pipe.set_progress_bar_config(disable=True)
     clips = pipe(
         list(STRIP_PROMPTS),

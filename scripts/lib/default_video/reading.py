@@ -82,11 +82,12 @@ class WordReader(torch.nn.Module):
 def teach_reading(
     folder: Path, encoder: Any, tokenizer: Any, captions: torch.Tensor, seed: int, steps: int, batch: int
 ) -> bool:
-    """Teach the text encoder what the words of `captions` (n, tokens) belong to: for `steps` at most, `batch` captions
-    each in every process. Its state lies in `folder` as `reading*`. Returns False where it was stopped before."""
+    """Teach the text encoder, where it is, what the words of `captions` (n, tokens) belong to: for `steps` at most,
+    `batch` captions each in every process. Its state lies in `folder` as `reading*`. Returns False where it was stopped
+    before."""
     torch.manual_seed(derive_seed(seed, "reader"))
     labels, before = WordLabels(tokenizer), copy.deepcopy(encoder).requires_grad_(False)
-    reader = WordReader(encoder.config.d_model)
+    reader = WordReader(encoder.config.d_model).to(encoder.device)
     parts = {"text_encoder": encoder, "reader": reader}
     parameters = [parameter for part in parts.values() for parameter in part.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=_RATE, betas=_BETAS, weight_decay=_WEIGHT_DECAY)
@@ -95,7 +96,8 @@ def teach_reading(
     for step in run.iterate(steps):
         torch.manual_seed(derive_seed(seed, "reading", step, get_rank()))
         ids = captions[torch.randint(len(captions), (batch,))].long()
-        wanted, mask = labels.label(ids), ids != tokenizer.pad_token_id
+        wanted, ids = labels.label(ids).to(encoder.device), ids.to(encoder.device)
+        mask = ids != tokenizer.pad_token_id
         embeds = encoder(ids, mask.long()).last_hidden_state
         known = before(ids, mask.long()).last_hidden_state
         described = wanted[..., 0] != _NONE

@@ -19,23 +19,33 @@ _KL_WEIGHT = 3e-4
 
 
 def train_autoencoder(
-    folder: Path, vae: Any, draw: Callable[[random.Random], torch.Tensor], seed: int, steps: int, batch: int
+    folder: Path,
+    build: Callable[[], Any],
+    draw: Callable[[random.Random], torch.Tensor],
+    seed: int,
+    steps: int,
+    batch: int,
+    device: torch.device,
 ) -> None:
-    """Train up to `steps` in all on what `draw` draws, each from -1 to 1, without the batch dimension.
+    """Train the VAE that `build` builds up to `steps` in all on what `draw` draws, each from -1 to 1, without the batch
+    dimension.
 
     A step has `batch` of them, which processes that train together share. What is learned lies in `folder/vae.pt`,
     figures in `folder/vae.jsonl`.
     """
     torch.manual_seed(derive_seed(seed, "vae"))
+    vae = build().to(device)
     optimizer = torch.optim.AdamW(vae.parameters(), lr=_PEAK_RATE, weight_decay=1e-4, betas=(0.9, 0.99))
     run = TrainingRun(folder, "vae", {"vae": vae}, [optimizer])
     for step in run.iterate(steps):
         rng = random.Random(derive_seed(seed, "crops", step, get_rank()))
         torch.manual_seed(derive_seed(seed, "noise", step, get_rank()))
         pixels = torch.stack([draw(rng) for _ in range(-(-batch // count_processes()))])
-        pixels = pixels.to(memory_format=torch.channels_last if pixels.ndim == 4 else torch.channels_last_3d)
+        layout = torch.channels_last if pixels.ndim == 4 else torch.channels_last_3d
+        pixels = pixels.to(device, memory_format=layout)
         posterior = vae.encode(pixels).latent_dist
-        decoded = vae.decode(posterior.sample()).sample
+        # The generator is that of the CPU, so that all devices have the same numbers.
+        decoded = vae.decode(posterior.sample(torch.default_generator)).sample
         kl = 0.5 * (posterior.mean.square() + posterior.var - 1 - posterior.logvar).mean()
         l1, l2 = functional.l1_loss(decoded, pixels), functional.mse_loss(decoded, pixels)
         run.learn(l1 + l2 + _KL_WEIGHT * kl, plan_rate(step, steps, _PEAK_RATE))

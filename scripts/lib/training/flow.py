@@ -27,10 +27,12 @@ class NoisyLatents:
 
 def add_noise(latents: torch.Tensor, shift: float = SHIFT) -> NoisyLatents:
     """Mix latents (n, ...) with noise, each at a level of its own that is drawn here, as often as a scheduler with this
-    shift passes it: with fewer levels near data, outlines stay ragged."""
-    level = torch.rand(len(latents))
+    shift passes it: with fewer levels near data, outlines stay ragged.
+
+    Random numbers are those of the CPU, wherever the latents are."""
+    level = torch.rand(len(latents)).to(latents.device)
     sigma = shift * level / (1 + (shift - 1) * level)
-    noise = torch.randn_like(latents)
+    noise = torch.randn_like(latents, device="cpu").to(latents.device)
     share = sigma.view(-1, *[1] * (latents.ndim - 1))
     return NoisyLatents((1 - share) * latents + share * noise, sigma * 1000, noise - latents)
 

@@ -1,7 +1,7 @@
 """The optimizer of the transformer: Muon for matrices, which learns in fewer steps than AdamW, and AdamW for the rest.
 
 `torch.optim.Muon` computes in bfloat16, which takes three times as long on a CPU without such instructions; this one
-does so only where it has them (`compute_fast`), and takes matrices of one shape together.
+does so only where the device has them (`compute_fast`), and takes matrices of one shape together.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def orthogonalize(matrices: torch.Tensor) -> torch.Tensor:
     first, second, third = _COEFFICIENTS
     wide: torch.Tensor = matrices if matrices.shape[1] <= matrices.shape[2] else matrices.mT
     wide = wide / (torch.linalg.matrix_norm(wide, keepdim=True) + 1e-7)
-    with compute_fast():
+    with compute_fast(matrices.device):
         for _ in range(_ITERATIONS):
             gram = wide @ wide.mT
             wide = first * wide + torch.baddbmm(gram, gram, gram, beta=second, alpha=third) @ wide

@@ -20,6 +20,12 @@ class TrainedParts:
         """The parts with weights, by their names in the pipeline."""
         return {name: getattr(self, name) for name in self.NAMES}
 
+    def move(self, device: torch.device) -> Self:
+        """Move the parts with weights to a device. Returns these parts."""
+        for part in self.trained().values():
+            part.to(device)
+        return self
+
     def replaced(self, parts: Mapping[str, torch.nn.Module]) -> Self:
         """The same with other weights, such as averaged ones."""
         return replace(self, **parts)

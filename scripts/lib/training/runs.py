@@ -25,8 +25,9 @@ _WARM_UP = 200
 class TrainingRun:
     """Trains one thing step by step; may be stopped at any moment and goes on where its last state was written.
 
-    `parts` are trained together by `optimizers`. Averages of their parameters (EMA) are kept beside them and are what
-    is used afterwards.
+    `parts` are trained together by `optimizers`, on the device where they are. Averages of their parameters (EMA) are
+    kept beside them and are what is used afterwards. States are of tensors of the CPU, so that a run goes on with them
+    on any device.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class TrainingRun:
         state["parts"] = {key: part.state_dict() for key, part in self.parts.items()}
         state["averages"] = {key: part.state_dict() for key, part in self.averages.items()}
         written = self._path.with_suffix(".tmp")
-        torch.save(state, written)
+        torch.save(copy_to_cpu(state), written)
         written.replace(self._path)
 
     def _load(self) -> None:
@@ -127,6 +128,15 @@ class TrainingRun:
         self._stopped = True
 
 
+def copy_to_cpu(value: Any) -> Any:
+    """The same value, of dictionaries and lists, with its tensors on the CPU. Those that are there are not copied."""
+    if isinstance(value, torch.Tensor):
+        return value.cpu()
+    if isinstance(value, dict):
+        return {key: copy_to_cpu(each) for key, each in value.items()}
+    return [copy_to_cpu(each) for each in value] if isinstance(value, list) else value
+
+
 def load_averages(folder: Path, name: str, parts: dict[str, torch.nn.Module]) -> int:
     """Load the averages of a run into parts, ready to be used. Returns after how many steps they were saved."""
     state = torch.load(folder / f"{name}.pt", map_location="cpu", weights_only=True)
@@ -140,6 +150,8 @@ def load_averages(folder: Path, name: str, parts: dict[str, torch.nn.Module]) ->
 class TrainingSetup:
     """The settings with which a transformer is trained."""
 
+    device: torch.device
+    """All parts and batches are there."""
     seed: int
     steps: int
     """In all, with those of earlier calls."""

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import torch
 from lib.training.muon import MatrixOptimizer
-from lib.training.precision import multiplies_bfloat16
 from lib.training.processes import count_processes, get_rank, run_processes
 from lib.training.runs import TrainingRun
+
+from tridentserve.device import find_device
 
 STEPS = 4
 
@@ -33,6 +34,6 @@ def test_processes_that_train_together_learn_what_one_learns(tmp_path: Path) -> 
         for processes in (1, 2)
     )
     # Updates of matrices are products of such numbers there.
-    relative, absolute = (0.02, 0.005) if multiplies_bfloat16() else (1e-3, 1e-5)
+    relative, absolute = (0.02, 0.005) if find_device("cpu").multiplies_bfloat16 else (1e-3, 1e-5)
     for name, value in alone.items():
         torch.testing.assert_close(together[name], value, rtol=relative, atol=absolute)

@@ -11,6 +11,7 @@ import torch
 from lib.default_model import architecture, pipeline
 from lib.default_model.captions import describe
 from lib.default_model.scenes import draw_scene
+from lib.default_model.vae_training import train_vae
 from lib.training.runs import TrainingRun, plan_rate
 
 from tests.scripts.default_model.whole_run import train_and_judge
@@ -72,3 +73,12 @@ def test_all_stages_make_a_model_that_the_judge_can_ask(
     figures = judged["side_64"]
     assert set(figures) >= {"color", "shape", "count", "background"}
     assert all(0 <= value <= 1 for value in figures.values())
+
+
+def test_a_seed_decides_the_first_weights_of_a_vae(tmp_path: Path) -> None:
+    """In all processes: they take the same steps from them."""
+    for name in ("once", "again"):
+        train_vae(tmp_path / name, seed=3, steps=1, device=torch.device("cpu"))
+    once, again = (torch.load(tmp_path / name / "vae.pt", weights_only=True) for name in ("once", "again"))
+    for name, value in once["parts"]["vae"].items():
+        assert torch.equal(value, again["parts"]["vae"][name]), name

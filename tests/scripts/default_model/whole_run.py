@@ -23,13 +23,14 @@ def train_and_judge(
 ) -> tuple[Path, dict[str, Any]]:
     """The model folder of a quick training in `folder`, and what the judge prints about it at its end.
     `trained_with`: options that the judge does not have."""
-    _run_script("train_default_model", monkeypatch, *options, *trained_with, "--quick", "--out", str(folder))
+    run_script("train_default_model", monkeypatch, *options, *trained_with, "--quick", "--out", str(folder))
     model = Path(capsys.readouterr().out.splitlines()[-1])
-    _run_script("judge", monkeypatch, str(model), *options, "--quick")
+    run_script("judge", monkeypatch, str(model), *options, "--quick")
     return model, json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
-def _run_script(name: str, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+def run_script(name: str, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    """Run a script of this repository in this process."""
     path = SCRIPTS / f"{name}.py"
     monkeypatch.setattr(sys, "argv", [str(path), *arguments])
     runpy.run_path(str(path))["main"]()
