@@ -32,7 +32,11 @@ def list_tensors(value: Any) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("options", "trained"), [((), {"vae", "denoiser"}), (("--video",), {"vae", "reading", "denoiser"})]
+    ("options", "trained"),
+    [
+        ((), {"vae", "denoiser"}),
+        pytest.param(("--video",), {"vae", "reading", "denoiser"}, marks=pytest.mark.slow),
+    ],
 )
 def test_all_is_computed_on_the_gpu_and_states_go_on_anywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], trained: set[str]
