@@ -20,6 +20,7 @@ from tridentserve.device.cuda_device import CudaDevice
 from tridentserve.engine.live.fleet import WorkerFleet
 from tridentserve.engine.live.messages import PlanReport, WorkerConfig
 from tridentserve.engine.live.plan_driver import PlanDriver, _GivenPlan
+from tridentserve.engine.live.worker.denoising import StepControl
 from tridentserve.engine.live.worker.executor import Execution, StageExecutor, _StageRun
 from tridentserve.errors import GroupError
 from tridentserve.parallel import GroupCache, connect_store, group_cache, make_group
@@ -156,7 +157,7 @@ def test_a_stage_whose_collectives_were_given_up_has_not_ended_well(device: Reco
     plan = DispatchPlan(0, "m", (Stage.DIFFUSE,), PAIR, (PlanMember("r", (0, 1)),))
     execution = Execution()
     executor = StageExecutor("w0", cast(Any, None), cast(Any, None), device)
-    run = _StageRun(plan, Stage.DIFFUSE, group, {}, execution, cast(Any, None))
+    run = _StageRun(plan, Stage.DIFFUSE, group, {}, execution, StepControl())
     with pytest.raises(GroupError, match="aborted"), executor._time_stage(run):
         pass
     assert execution.spans == []
