@@ -79,8 +79,8 @@ class ApiDeployment:
 
 
 def _find_handle_address() -> HandleAddress:
-    # Ray hands its mode to all of its processes in their environment.
     context = ray.get_runtime_context()
+    # Ray hands its mode to all of its processes in their environment.
     takes_token = os.environ.get("RAY_AUTH_MODE", "").lower() == "token"
     return HandleAddress(
         application=serve.get_replica_context().app_name,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 _MAX_NAME_CHARS = 64
 
@@ -12,6 +15,14 @@ class SentFile:
     """A file of a multipart form. It is no text, so fields that hold a text refuse it."""
 
     content: bytes = field(repr=False)
+
+
+def read_json_text(value: Any) -> Any:
+    """The object or the list that a text holds as JSON, which is how forms send them; anything else as it is."""
+    if isinstance(value, str) and value.lstrip().startswith(("{", "[")):
+        with suppress(ValueError, RecursionError):
+            return json.loads(value)
+    return value
 
 
 def show_name(name: object) -> str:

@@ -35,9 +35,9 @@ _OF_VLLM_OMNI = (
     "layers",
     "resolution",
     "short_edge",
-    "sys_type",
     "sound_duration",
     "start_time_seconds",
+    "sys_type",
     "system_prompt",
     "use_system_prompt",
     "vae_slicing",
@@ -79,8 +79,8 @@ GRANTED_FIELDS = frozenset(("return_stage_metrics",))
 _COMMON_NAMES = {
     "cfg": "guidance_scale",
     "cfg_scale": "guidance_scale",
-    "denoising_steps": "num_inference_steps",
     "deadline_ms": "slo_ms",
+    "denoising_steps": "num_inference_steps",
     "duration": "seconds",
     "frame_rate": "fps",
     "frames": "num_frames",
@@ -104,17 +104,12 @@ def suggest_names(name: str, own: Iterable[str], others: Iterable[str] = ()) -> 
     """The field that may be meant by a name that is not known, or else all fields that have a meaning (`own`), as the
     end of an error. `others` are known, and have no meaning here."""
     there = sorted(own)
-    near = find_similar_name(name, there, others)
+    near = find_own_name(name, there) or _find_alike(name, sorted({*FOREIGN_FIELDS, *others}))
     return f"did you mean {near}?" if near is not None else "there are " + ", ".join(there)
 
 
-def find_similar_name(name: str, own: Iterable[str], others: Iterable[str] = ()) -> str | None:
-    """The field, of `own` or else of `others` and other servers, that may be meant by a name that is not known."""
-    return find_own_name(name, own) or _find_alike(name, sorted({*FOREIGN_FIELDS, *others}))
-
-
 def find_own_name(name: str, own: Iterable[str]) -> str | None:
-    """The field of `own` that may be meant."""
+    """The field of `own` that may be meant by a name that is not known."""
     there = sorted(own)
     common = [called for called, meant in _COMMON_NAMES.items() if meant in there]
     if name in common:

@@ -34,8 +34,9 @@ def list_ignored(request: GenerationRequest, model: ServedModel, streams: bool) 
         if request.output_format == "png":
             without_effect.add("output_compression")
     found = sent & without_effect
-    if isinstance(request.lora, LoraChoice):
-        found.update(request.lora.list_ignored())
+    for choice in (request.lora, *(request.loras or ())):
+        if isinstance(choice, LoraChoice):
+            found.update(choice.list_ignored())
     for name in found:
         log_ignored(name)
     return tuple(sorted(found | {*request.ignored}))

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 from deployments.models.served import ServedModel
-from deployments.schemas.common.fields import show_name
+from deployments.schemas.common.fields import read_json_text, show_name
 from tridentserve.errors import InvalidRequestError, LoraNotFoundError
 from tridentserve.models.lora_files import LoraFile, LoraUse
 
@@ -49,19 +47,13 @@ class LoraChoice(BaseModel):
 
 def _read_text(value: Any) -> Any:
     """A form has texts only: a list is JSON there, and any other text is one name."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value) if value.lstrip().startswith("[") else [value]
-    except (ValueError, RecursionError):
-        return value
+    read = read_json_text(value)
+    return [read] if isinstance(read, str) and not read.lstrip().startswith("[") else read
 
 
 def _read_choice(value: Any) -> Any:
-    """One LoRA: its name, or an object with the names that vLLM-Omni's clients use, which is JSON in a form."""
-    if isinstance(value, str) and value.lstrip().startswith("{"):
-        with suppress(ValueError, RecursionError):
-            value = json.loads(value)
+    """One LoRA: its name, or an object with the names that vLLM-Omni's clients use."""
+    value = read_json_text(value)
     if not isinstance(value, Mapping):
         return value
     fields = {_OTHER_NAMES.get(name, name): given for name, given in value.items() if given is not None}

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from deployments.schemas.common.fields import show_name
+from deployments.schemas.common.fields import read_json_text, show_name
 from deployments.schemas.common.foreign_fields import (
     FOREIGN_FIELDS,
     GRANTED_FIELDS,
@@ -87,21 +85,14 @@ def _open_groups(kind: type[GenerationRequest], sent: Mapping[Any, Any]) -> Iter
         if name not in kind.groups:
             yield name, value
             continue
-        for inner, inner_value in _read_group(name, value).items():
+        group = read_json_text(value) or {}
+        if not isinstance(group, Mapping):
+            raise InvalidRequestError(f"{name}: must be an object of named fields", name)
+        for inner, inner_value in group.items():
             if inner not in kind.groups[name]:
                 raise InvalidRequestError(f"{name}: has {', '.join(kind.groups[name])}, and no other field", name)
             if inner_value is not None and sent.get(inner) is None:
                 yield inner, inner_value
-
-
-def _read_group(name: str, value: Any) -> Mapping[Any, Any]:
-    """The object, which is JSON in a form."""
-    if isinstance(value, str):
-        with suppress(ValueError, RecursionError):
-            value = json.loads(value)
-    if value is None or isinstance(value, Mapping):
-        return value or {}
-    raise InvalidRequestError(f"{name}: must be an object of named fields", name)
 
 
 def _describe_first_problem(error: ValidationError) -> InvalidRequestError:
